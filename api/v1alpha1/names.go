@@ -1,0 +1,60 @@
+package v1alpha1
+
+// Names that users, the chart and all programs agree on. Those of CONTRACT may not change.
+const (
+	// Namespace of the system's own objects.
+	SystemNamespace = "imp-system"
+	// LabelEnabled with value "true" marks a Node that takes VMs.
+	LabelEnabled = "imp/enabled"
+	// Finalizer keeps an ImpVM until its node has said that nothing of it is left.
+	Finalizer = "imp.dev/node"
+	// LeasePrefix + node name is the agent's heartbeat in SystemNamespace, renewed every 10 s, stale after 40 s.
+	LeasePrefix = "imp-agent-"
+	// AnnotationFakeScript drives the fake driver in tests: JSON of its Script.
+	AnnotationFakeScript = "imp.dev/fake-script"
+
+	// Field managers. One manager is one writer; each apply holds the complete set its manager owns.
+	ManagerPlace     = "imp-place"
+	ManagerReachable = "imp-reachable"
+	ManagerAgent     = "imp-agent"
+)
+
+// Condition types of an ImpVM.
+const (
+	ConditionScheduled       = "Scheduled"
+	ConditionDiskReady       = "DiskReady"
+	ConditionNetworkReady    = "NetworkReady"
+	ConditionStarted         = "Started"
+	ConditionGuestReady      = "GuestReady"
+	ConditionRestartRequired = "RestartRequired"
+	ConditionFinished        = "Finished"
+	ConditionNodeReachable   = "NodeReachable"
+	ConditionReady           = "Ready"
+)
+
+// Condition and event reasons. Failure reasons are in internal/fault and spelled alike.
+const (
+	ReasonPlaced             = "Placed"
+	ReasonNoNodeFits         = "NoNodeFits"
+	ReasonInvalidSpec        = "InvalidSpec"
+	ReasonDone               = "Done"      // a stage is passed
+	ReasonPending            = "Pending"   // a stage has not been reached
+	ReasonStarting           = "Starting"  // a stage is under way
+	ReasonRunning            = "Running"   // Ready=True
+	ReasonStopping           = "Stopping"  // being removed from its node
+	ReasonCompleted          = "Completed" // Ready=False of a VM that Succeeded
+	ReasonFailed             = "Failed"
+	ReasonSucceeded          = "Succeeded"
+	ReasonDeadlineExceeded   = "DeadlineExceeded"
+	ReasonNodeLost           = "NodeLost"
+	ReasonBackingOff         = "BackingOff"
+	ReasonCrashLoopBackOff   = "CrashLoopBackOff"
+	ReasonProbeFailing       = "ProbeFailing"
+	ReasonGuestSilent        = "GuestSilent"
+	ReasonAgentTimeout       = "AgentTimeout"
+	ReasonReachable          = "Reachable"
+	ReasonImagePullFailed    = "ImagePullFailed"
+	ReasonNetworkSetupFailed = "NetworkSetupFailed"
+	ReasonRuntimeStartFailed = "RuntimeStartFailed"
+	ReasonRecovered          = "Recovered"
+)
