@@ -1,0 +1,248 @@
+package machine
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"path"
+	"regexp"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"imp.dev/imp/internal/fault"
+	"imp.dev/imp/internal/image"
+	"imp.dev/imp/internal/network"
+	"imp.dev/imp/internal/restart"
+)
+
+// Limits of a Spec. They are wider than the Kubernetes API's own: the runtime defends its host, the API its users.
+const (
+	MinMemoryMiB = 128
+	MaxMemoryMiB = 16 << 20
+	MaxVCPU      = 256
+	MaxDiskGiB   = 64 << 10
+	// MaxWorkloadBytes bounds command, arguments and environment together: execve(2) allows 2 MiB by default.
+	MaxWorkloadBytes = 2 << 20
+	// MaxScriptBytes bounds the fake driver's script.
+	MaxScriptBytes = 64 << 10
+	// MinRestartDelay keeps a hostile policy from a hot loop.
+	MinRestartDelay = 100 * time.Millisecond
+	maxListEntries  = 64
+	maxProbePath    = 2048
+	maxReference    = 1024
+)
+
+var (
+	idPattern     = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$`)
+	namePattern   = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+	digestPattern = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
+)
+
+// Validate refuses, with a Permanent InvalidSpec that names the field, a Spec the runtime will not work with. It is the whole
+// wall between a hostile agent and the host: the ID becomes part of paths, everything else only sizes and bytes.
+func Validate(s Spec) error {
+	for _, check := range []func(Spec) error{
+		validateIdentity, validateSizes, validateImage, validateWorkload, validateInterfaces, validateProbe, validatePolicy,
+	} {
+		if err := check(s); err != nil {
+			return fault.Permanent(fault.New(fault.InvalidSpec, "checking spec", err))
+		}
+	}
+	return nil
+}
+
+// ValidateRef checks the names of an order that carries no Spec.
+func ValidateRef(r Ref) error {
+	if !idPattern.MatchString(r.ID) {
+		return fault.Permanent(fault.Errorf(fault.InvalidSpec, "checking reference", "id must match %s", idPattern))
+	}
+	return nil
+}
+
+func validateIdentity(s Spec) error {
+	switch {
+	case !idPattern.MatchString(s.ID):
+		return fmt.Errorf("id must match %s", idPattern)
+	case !namePattern.MatchString(s.Namespace):
+		return fmt.Errorf("namespace must match %s", namePattern)
+	case !namePattern.MatchString(s.Name):
+		return fmt.Errorf("name must match %s", namePattern)
+	case s.Assignment < 1:
+		return fmt.Errorf("assignment is %d and must be at least 1", s.Assignment)
+	case s.Generation < 0:
+		return fmt.Errorf("generation is %d and must not be negative", s.Generation)
+	case s.Lifecycle != Ephemeral && s.Lifecycle != Persistent:
+		return fmt.Errorf("lifecycle is %q and must be %s or %s", s.Lifecycle, Ephemeral, Persistent)
+	}
+	return nil
+}
+
+func validateSizes(s Spec) error {
+	switch {
+	case s.VCPU < 1 || s.VCPU > MaxVCPU:
+		return fmt.Errorf("vcpu is %d and must be 1 to %d", s.VCPU, MaxVCPU)
+	case s.MemoryMiB < MinMemoryMiB || s.MemoryMiB > MaxMemoryMiB:
+		return fmt.Errorf("memoryMiB is %d and must be %d to %d", s.MemoryMiB, MinMemoryMiB, MaxMemoryMiB)
+	case s.DiskGiB < 1 || s.DiskGiB > MaxDiskGiB:
+		return fmt.Errorf("diskGiB is %d and must be 1 to %d", s.DiskGiB, MaxDiskGiB)
+	case s.Grace < 0:
+		return fmt.Errorf("grace is %s and must not be negative", s.Grace)
+	}
+	return nil
+}
+
+func validateImage(s Spec) error {
+	i := s.Image
+	switch {
+	case i.Reference == "" || len(i.Reference) > maxReference || !printable(i.Reference) || strings.Contains(i.Reference, " "):
+		return fmt.Errorf("image must be 1 to %d printable characters without spaces", maxReference)
+	case i.Policy != image.Always && i.Policy != image.IfNotPresent && i.Policy != image.Never:
+		return fmt.Errorf("imagePullPolicy is %q and must be %s, %s or %s", i.Policy, image.Always, image.IfNotPresent, image.Never)
+	case i.Digest != "" && !digestPattern.MatchString(i.Digest):
+		return fmt.Errorf("image digest must match %s", digestPattern)
+	case len(i.Credentials) > maxListEntries:
+		return fmt.Errorf("%d credentials were given, at most %d are allowed", len(i.Credentials), maxListEntries)
+	}
+	return nil
+}
+
+func validateWorkload(s Spec) error {
+	w := s.Workload
+	total := len(w.WorkingDir)
+	for field, words := range map[string][]string{"command": w.Command, "args": w.Args} {
+		for i, word := range words {
+			if strings.ContainsRune(word, 0) {
+				return fmt.Errorf("%s[%d] contains a zero byte, which no program can be given", field, i)
+			}
+			total += len(word) + 1
+		}
+	}
+	for i, v := range w.Env {
+		if v.Name == "" || strings.ContainsAny(v.Name, "=\x00") {
+			return fmt.Errorf("env[%d].name must not be empty nor contain = or a zero byte", i)
+		}
+		if strings.ContainsRune(v.Value, 0) {
+			return fmt.Errorf("env[%d].value contains a zero byte, which no program can be given", i)
+		}
+		total += len(v.Name) + len(v.Value) + 2
+	}
+	if total > MaxWorkloadBytes {
+		return fmt.Errorf("command, args and env take %d bytes, at most %d are allowed", total, MaxWorkloadBytes)
+	}
+	if w.WorkingDir != "" && (!path.IsAbs(w.WorkingDir) || strings.ContainsRune(w.WorkingDir, 0)) {
+		return fmt.Errorf("workingDir must be an absolute path")
+	}
+	if len(w.DataPaths) > maxListEntries {
+		return fmt.Errorf("%d dataPaths were given, at most %d are allowed", len(w.DataPaths), maxListEntries)
+	}
+	for i, p := range w.DataPaths {
+		if !path.IsAbs(p) || path.Clean(p) != p || p == "/" || strings.ContainsRune(p, 0) {
+			return fmt.Errorf("dataPaths[%d] must be an absolute path without . or .. and not /", i)
+		}
+	}
+	if len(s.Script) > MaxScriptBytes || (len(s.Script) > 0 && !json.Valid(bytes.TrimSpace(s.Script))) {
+		return fmt.Errorf("script must be JSON of at most %d bytes", MaxScriptBytes)
+	}
+	return nil
+}
+
+func validateInterfaces(s Spec) error {
+	if len(s.Interfaces) > maxListEntries {
+		return fmt.Errorf("%d interfaces were given, at most %d are allowed", len(s.Interfaces), maxListEntries)
+	}
+	names := map[string]bool{}
+	for i, n := range s.Interfaces {
+		if names[n.Name] {
+			return fmt.Errorf("interfaces[%d].name %q is used twice", i, n.Name)
+		}
+		names[n.Name] = true
+		if err := validateInterface(n); err != nil {
+			return fmt.Errorf("interfaces[%d].%w", i, err)
+		}
+	}
+	return nil
+}
+
+func validateInterface(n network.Interface) error {
+	if !idPattern.MatchString(n.Name) {
+		return fmt.Errorf("name must match %s", idPattern)
+	}
+	if mac, err := net.ParseMAC(n.MAC); err != nil || len(mac) != 6 {
+		return fmt.Errorf("mac must be six bytes in hexadecimal")
+	}
+	for j, a := range n.Addresses {
+		if _, err := netip.ParsePrefix(a); err != nil {
+			return fmt.Errorf("addresses[%d] must be an address with its prefix length", j)
+		}
+	}
+	for j, a := range n.Nameservers {
+		if _, err := netip.ParseAddr(a); err != nil {
+			return fmt.Errorf("nameservers[%d] must be an address", j)
+		}
+	}
+	for j, d := range n.SearchDomains {
+		if !namePattern.MatchString(d) {
+			return fmt.Errorf("searchDomains[%d] must match %s", j, namePattern)
+		}
+	}
+	if n.Gateway != "" {
+		if _, err := netip.ParseAddr(n.Gateway); err != nil {
+			return fmt.Errorf("gateway must be an address")
+		}
+	}
+	if n.MTU != 0 && (n.MTU < 576 || n.MTU > 65535) {
+		return fmt.Errorf("mtu is %d and must be 576 to 65535", n.MTU)
+	}
+	return nil
+}
+
+func validateProbe(s Spec) error {
+	p := s.Probe
+	switch {
+	case p == nil:
+		return nil
+	case !strings.HasPrefix(p.Path, "/") || len(p.Path) > maxProbePath || !printable(p.Path) || strings.Contains(p.Path, " "):
+		return fmt.Errorf("probe path must begin with / and be at most %d printable characters", maxProbePath)
+	case p.Port < 1 || p.Port > 65535:
+		return fmt.Errorf("probe port is %d and must be 1 to 65535", p.Port)
+	case p.Period < MinRestartDelay:
+		return fmt.Errorf("probe period is %s and must be at least %s", p.Period, MinRestartDelay)
+	case p.Timeout <= 0:
+		return fmt.Errorf("probe timeout is %s and must be more than 0", p.Timeout)
+	case p.FailureThreshold < 1:
+		return fmt.Errorf("probe failureThreshold is %d and must be at least 1", p.FailureThreshold)
+	}
+	return nil
+}
+
+// validatePolicy lets the zero policy through: it means restart.Default.
+func validatePolicy(s Spec) error {
+	p := s.Restart
+	if s.Lifecycle != Persistent || p == (restart.Policy{}) {
+		return nil
+	}
+	switch {
+	case p.InitialDelay < MinRestartDelay:
+		return fmt.Errorf("restartPolicy initialDelay is %s and must be at least %s", p.InitialDelay, MinRestartDelay)
+	case p.MaxDelay < p.InitialDelay:
+		return fmt.Errorf("restartPolicy maxDelay is %s and must not be less than initialDelay %s", p.MaxDelay, p.InitialDelay)
+	case p.MaxRetries != nil && *p.MaxRetries < 0:
+		return fmt.Errorf("restartPolicy maxRetries is %d and must not be negative", *p.MaxRetries)
+	}
+	return nil
+}
+
+func printable(s string) bool {
+	if !utf8.ValidString(s) {
+		return false
+	}
+	for _, r := range s {
+		if r < 0x20 || r == 0x7f {
+			return false
+		}
+	}
+	return true
+}
