@@ -1,0 +1,121 @@
+package channel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	guestv1 "imp.dev/imp/api/guest/v1"
+)
+
+// errIncomplete is an answer without the member that belongs to it; it is treated as an interruption.
+var errIncomplete = errors.New("guest's answer is incomplete")
+
+// Hello implements guest.Client.
+func (c *Client) Hello(ctx context.Context) (guestv1.Hello, error) {
+	p, err := c.call(ctx, guestv1.Request{Method: guestv1.MethodHello}, func(p *guestv1.Response, _ io.Reader) error {
+		if p.Hello == nil {
+			return errIncomplete
+		}
+		return nil
+	})
+	if err != nil {
+		return guestv1.Hello{}, err
+	}
+	return *p.Hello, nil
+}
+
+// Configure implements guest.Client.
+func (c *Client) Configure(ctx context.Context, o guestv1.Configure) error {
+	_, err := c.call(ctx, guestv1.Request{Method: guestv1.MethodConfigure, Configure: &o}, nil)
+	return err
+}
+
+// Start implements guest.Client.
+func (c *Client) Start(ctx context.Context, s guestv1.Start) error {
+	_, err := c.call(ctx, guestv1.Request{Method: guestv1.MethodStart, Start: &s}, nil)
+	return err
+}
+
+// Wait implements guest.Client.
+func (c *Client) Wait(ctx context.Context) (guestv1.Exit, error) {
+	p, err := c.call(ctx, guestv1.Request{Method: guestv1.MethodWait}, func(p *guestv1.Response, _ io.Reader) error {
+		if p.Exit == nil {
+			return errIncomplete
+		}
+		return nil
+	})
+	if err != nil {
+		return guestv1.Exit{}, err
+	}
+	return *p.Exit, nil
+}
+
+// Acknowledge implements guest.Client. The guest answers before it stops the machine; still the machine may be gone before the
+// answer is read: ErrGone after a Wait that succeeded means the same as nil.
+func (c *Client) Acknowledge(ctx context.Context) error {
+	_, err := c.call(ctx, guestv1.Request{Method: guestv1.MethodAcknowledge}, nil)
+	return err
+}
+
+// Stop implements guest.Client.
+func (c *Client) Stop(ctx context.Context, s guestv1.Stop) error {
+	_, err := c.call(ctx, guestv1.Request{Method: guestv1.MethodStop, Stop: &s}, nil)
+	return err
+}
+
+// Probe implements guest.Client.
+func (c *Client) Probe(ctx context.Context, o guestv1.Probe) (guestv1.ProbeResult, error) {
+	p, err := c.call(ctx, guestv1.Request{Method: guestv1.MethodProbe, Probe: &o}, func(p *guestv1.Response, _ io.Reader) error {
+		if p.Probe == nil {
+			return errIncomplete
+		}
+		return nil
+	})
+	if err != nil {
+		return guestv1.ProbeResult{}, err
+	}
+	return *p.Probe, nil
+}
+
+// Output implements guest.Client. An interruption is made good from the byte after the last one written. If the ring has wrapped
+// meanwhile, the missing bytes are counted in next but cannot be written; only a gap before the first byte shows in first.
+func (c *Client) Output(ctx context.Context, o guestv1.Output, w io.Writer) (first, next int64, err error) {
+	first, next = -1, o.Offset
+	_, err = c.call(ctx, guestv1.Request{Method: guestv1.MethodOutput, Output: &o}, func(p *guestv1.Response, r io.Reader) error {
+		if p.Output == nil {
+			return errIncomplete
+		}
+		if first < 0 {
+			first = p.Output.Offset
+		}
+		next = p.Output.Offset
+		defer func() { o.Offset = next }()
+		return copyOut(r, w, &next)
+	})
+	if first < 0 {
+		first = o.Offset
+	}
+	return first, next, err
+}
+
+func copyOut(r io.Reader, w io.Writer, next *int64) error {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			written, werr := w.Write(buf[:n])
+			*next += int64(written)
+			if werr != nil {
+				return &stopError{fmt.Errorf("writing guest's output: %w", werr)}
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("reading guest's output: %w", err)
+		}
+	}
+}
