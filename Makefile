@@ -1,0 +1,57 @@
+# `make help` lists what there is. CI is `make check test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+IMP_CACHE ?= $(HOME)/.cache/imp
+export IMP_CACHE
+BIN := $(CURDIR)/bin
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo devel)
+LDFLAGS := -s -w -X imp.dev/imp/internal/version.version=$(VERSION)
+PROGRAMS := imp-operator imp-agent imp-runtime imp-guest imp-dev
+TEST_TIMEOUT ?= 20m
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build generate check drift lint vet test control-plane kernel demo bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+deps: ## install what this machine lacks (Debian: apt-get; elsewhere: a list)
+	@hack/deps.sh
+
+build: ## all programs, static, into bin/
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ $(addprefix ./cmd/,$(filter-out imp-guest,$(PROGRAMS)))
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -tags imp_guest -o $(BIN)/ ./cmd/imp-guest
+
+generate: ## deep copies, CRDs, protobuf code
+	hack/generate.sh
+
+check: deps drift lint vet build ## generated files without drift, lint, vet, build
+
+drift:
+	hack/drift.sh
+
+lint: ## import and size rules, and the usual suspects
+	hack/lint.sh
+
+vet:
+	go vet ./...
+
+control-plane: build ## etcd, kube-apiserver, kube-controller-manager, kubectl from their modules into the cache
+	$(BIN)/imp-dev build-control-plane
+
+kernel: build ## Debian's cloud kernel into the cache, not installed
+	$(BIN)/imp-dev kernel
+
+test: deps control-plane kernel ## unit tests with -race, the real API server, the suites, real guests
+	hack/test.sh
+
+demo: deps control-plane kernel ## boot real microVMs through the Kubernetes API and show what they said
+	$(BIN)/imp-dev demo
+
+bench: deps control-plane kernel ## print the figures of docs/figures.md
+	hack/bench.sh
+
+clean: ## remove bin/ and .dev/ (the cache stays: IMP_CACHE)
+	rm -rf $(BIN) .dev
