@@ -6,5 +6,5 @@ import "embed"
 
 // Files holds the folders crd, rbac and policy.
 //
-//go:embed *
+//go:embed */*.yaml
 var Files embed.FS

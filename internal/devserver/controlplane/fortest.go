@@ -34,7 +34,7 @@ type ForTesting struct {
 
 // shared is the one control plane of a test binary. It is the package's only variable: tests of one binary have no
 // other place in common, and a start for each test would cost seconds.
-var shared struct {
+var shared struct { //nolint:gochecknoglobals // see above
 	once sync.Once
 	cp   *ControlPlane
 	err  error
