@@ -17,62 +17,135 @@ const (
 
 // ClassReference names an ImpVMClass.
 type ClassReference struct {
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="!format.dns1123Subdomain().validate(self).hasValue()",message="must be the name of an ImpVMClass: lower-case letters, digits, '-' and '.'"
 	Name string `json:"name"`
 }
 
 // EnvVar is one environment variable of the workload.
 type EnvVar struct {
+	// Name is any printable ASCII but '='.
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[ -<>-~]+$')",message="must be one or more printable ASCII characters other than '='"
 	Name string `json:"name"`
 	// Value is passed as it is: nothing is expanded.
+	// +kubebuilder:validation:MaxLength=131072
+	// +kubebuilder:validation:Pattern=`^[^\x00]*$`
 	// +optional
 	Value string `json:"value,omitempty"`
 }
 
 // ImpVMSpec is what a user wants.
+//
+// What may be edited: of an ephemeral VM terminationGracePeriodSeconds, ttlSecondsAfterFinished, and classRef while it is
+// not bound to a node. Of a persistent VM all but lifecycle, nodeName and dataPaths: image, imagePullPolicy, imagePullSecrets, command, args, env,
+// workingDir and classRef act at the next start (condition RestartRequired meanwhile), nodeSelector and tolerations at
+// the next placement, the rest at once.
+//
+// +kubebuilder:validation:XValidation:rule="self.lifecycle == oldSelf.lifecycle",fieldPath=.lifecycle,message="cannot be changed; delete the ImpVM and create it anew"
+// +kubebuilder:validation:XValidation:rule="has(self.nodeName) == has(oldSelf.nodeName) && (!has(self.nodeName) || self.nodeName == oldSelf.nodeName)",fieldPath=.nodeName,message="cannot be changed: the VM's disk belongs to its node; delete the ImpVM and create it anew"
+// +kubebuilder:validation:XValidation:rule="has(self.dataPaths) == has(oldSelf.dataPaths) && (!has(self.dataPaths) || self.dataPaths == oldSelf.dataPaths)",fieldPath=.dataPaths,message="cannot be changed: what was written below them would be hidden; delete the ImpVM and create it anew"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || self.image == oldSelf.image",fieldPath=.image,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.imagePullPolicy) == has(oldSelf.imagePullPolicy) && (!has(self.imagePullPolicy) || self.imagePullPolicy == oldSelf.imagePullPolicy))",fieldPath=.imagePullPolicy,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.imagePullSecrets) == has(oldSelf.imagePullSecrets) && (!has(self.imagePullSecrets) || self.imagePullSecrets == oldSelf.imagePullSecrets))",fieldPath=.imagePullSecrets,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.command) == has(oldSelf.command) && (!has(self.command) || self.command == oldSelf.command))",fieldPath=.command,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.args) == has(oldSelf.args) && (!has(self.args) || self.args == oldSelf.args))",fieldPath=.args,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.env) == has(oldSelf.env) && (!has(self.env) || self.env == oldSelf.env))",fieldPath=.env,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.workingDir) == has(oldSelf.workingDir) && (!has(self.workingDir) || self.workingDir == oldSelf.workingDir))",fieldPath=.workingDir,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector))",fieldPath=.nodeSelector,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations))",fieldPath=.tolerations,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.activeDeadlineSeconds) == has(oldSelf.activeDeadlineSeconds) && (!has(self.activeDeadlineSeconds) || self.activeDeadlineSeconds == oldSelf.activeDeadlineSeconds))",fieldPath=.activeDeadlineSeconds,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 type ImpVMSpec struct {
 	// ClassRef names the ImpVMClass that gives the size. Without one, or while it does not exist, the VM waits with reason InvalidSpec.
 	// +optional
 	ClassRef *ClassReference `json:"classRef,omitempty"`
-	// Image is an OCI image reference.
+	// Image is an OCI image reference: [REGISTRY[:PORT]/]REPOSITORY[:TAG][@sha256:DIGEST].
+	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\\\\[[0-9a-fA-F:]+\\\\])(:[0-9]{1,5})?/)?[a-z0-9]+(([.]|_{1,2}|-+)[a-z0-9]+)*(/[a-z0-9]+(([.]|_{1,2}|-+)[a-z0-9]+)*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[a-f0-9]{64})?$')",message="must be an image reference, [REGISTRY[:PORT]/]REPOSITORY[:TAG][@sha256:DIGEST], with the repository in lower case"
 	Image string `json:"image"`
-	// ImagePullPolicy: Always, IfNotPresent or Never. Default: Always for tag latest or none, else IfNotPresent.
+	// ImagePullPolicy is Always, IfNotPresent or Never. Without one it is Always for the tag latest or none, else IfNotPresent;
+	// that rule is the agent's, so that the field says only what a user wrote.
+	// +kubebuilder:validation:Enum=Always;IfNotPresent;Never
 	// +optional
 	ImagePullPolicy corev1.PullPolicy `json:"imagePullPolicy,omitempty"`
 	// ImagePullSecrets are Secrets of type kubernetes.io/dockerconfigjson in the VM's namespace.
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(s, s.?name.orValue('') != '')",message="each must name a Secret in the VM's namespace: name must not be empty"
+	// +listType=atomic
 	// +optional
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
 	// Command replaces the image's Entrypoint and drops its Cmd.
+	// +kubebuilder:validation:MaxItems=512
+	// +kubebuilder:validation:items:MaxLength=131072
+	// +kubebuilder:validation:items:Pattern=`^[^\x00]*$`
+	// +listType=atomic
 	// +optional
 	Command []string `json:"command,omitempty"`
 	// Args replace the image's Cmd.
+	// +kubebuilder:validation:MaxItems=512
+	// +kubebuilder:validation:items:MaxLength=131072
+	// +kubebuilder:validation:items:Pattern=`^[^\x00]*$`
+	// +listType=atomic
 	// +optional
 	Args []string `json:"args,omitempty"`
+	// Env is added to the image's, and wins over it.
+	// +kubebuilder:validation:MaxItems=512
+	// +listType=map
+	// +listMapKey=name
 	// +optional
 	Env []EnvVar `json:"env,omitempty"`
+	// WorkingDir replaces the image's. It is made if it does not exist.
+	// +kubebuilder:validation:MaxLength=4095
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(/[^\\\\x00]*)?$')",message="must be an absolute path: it begins with '/'"
 	// +optional
 	WorkingDir string `json:"workingDir,omitempty"`
 	// DataPaths are absolute paths in the guest that live on the VM's own disk as a real file system instead of the overlay.
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=1024
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^(/[^/\\\\x00-\\\\x1f\\\\x7f]+)+$') && !self.matches('/[.][.]?(/|$)')",message="must be an absolute path below '/', without '.', '..', '//', a '/' at its end or control characters"
+	// +kubebuilder:validation:items:XValidation:rule="!self.matches('^/(proc|sys|dev|run|tmp)(/|$)')",message="must not be /proc, /sys, /dev, /run, /tmp or below one of them: the guest mounts these itself"
+	// +kubebuilder:validation:XValidation:rule="self.all(a, !self.exists(b, a.startsWith(b + '/')))",message="must not hold a path that lies below another one of them"
+	// +listType=set
 	// +optional
 	DataPaths []string `json:"dataPaths,omitempty"`
 	// Lifecycle: ephemeral runs the workload at most once; persistent restarts it by policy.
 	// +kubebuilder:default=ephemeral
 	// +optional
 	Lifecycle Lifecycle `json:"lifecycle,omitempty"`
-	// NodeName pins the VM to one node.
+	// NodeName pins the VM to one node. The node must still be one that takes VMs and has room.
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self == '' || !format.dns1123Subdomain().validate(self).hasValue()",message="must be the name of a Node: lower-case letters, digits, '-' and '.'"
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
+	// NodeSelector are labels the node must have. The values' syntax, as that of keys and values in tolerations, is checked by
+	// the policy imp-vm-placement: these strings have no bounded length in the schema, so that a rule here would exceed the API server's cost budget.
+	// +kubebuilder:validation:MaxProperties=32
+	// +kubebuilder:validation:XValidation:rule="self.all(k, !format.qualifiedName().validate(k).hasValue())",message="keys must be label keys: [PREFIX/]NAME of at most 63 letters, digits, '-', '_' and '.'"
 	// +optional
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// Tolerations of the node's taints, as a pod's.
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?operator.orValue('') in ['', 'Equal', 'Exists'])",message="operator must be Exists or Equal"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?effect.orValue('') in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'])",message="effect must be NoSchedule, PreferNoSchedule, NoExecute, or empty for all"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?key.orValue('') != '' || t.?operator.orValue('') == 'Exists')",message="operator must be Exists where key is empty, which means all keys"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?operator.orValue('') != 'Exists' || t.?value.orValue('') == '')",message="value must be empty where operator is Exists"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.tolerationSeconds) || t.?effect.orValue('') == 'NoExecute')",message="tolerationSeconds is allowed only where effect is NoExecute"
+	// +listType=atomic
 	// +optional
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 	// TerminationGracePeriodSeconds between the stop signal and the kill; 0 kills at once.
 	// +kubebuilder:default=30
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=86400
 	// +optional
 	TerminationGracePeriodSeconds *int64 `json:"terminationGracePeriodSeconds,omitempty"`
 	// ActiveDeadlineSeconds after it was placed on a node the VM is ended with DeadlineExceeded.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=2147483647
 	// +optional
 	ActiveDeadlineSeconds *int64 `json:"activeDeadlineSeconds,omitempty"`
 	// TTLSecondsAfterFinished after its end the object is deleted.
+	// +kubebuilder:validation:Minimum=0
 	// +optional
 	TTLSecondsAfterFinished *int32 `json:"ttlSecondsAfterFinished,omitempty"`
 }
@@ -221,6 +294,8 @@ type ImpVMStatus struct {
 
 // ImpVM is a microVM: a Linux guest on its own kernel, booted from an OCI image.
 //
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !format.dns1123Label().validate(self.metadata.name).hasValue()",optionalOldSelf=true,message="metadata.name must be at most 63 lower-case letters, digits and '-', and begin and end with a letter or digit: it is the guest's hostname"
+// +kubebuilder:validation:XValidation:rule="self.spec.lifecycle != 'ephemeral' || (has(self.spec.classRef) == has(oldSelf.spec.classRef) && (!has(self.spec.classRef) || self.spec.classRef.name == oldSelf.spec.classRef.name)) || !has(oldSelf.status) || !has(oldSelf.status.nodeName) || size(oldSelf.status.nodeName) == 0",fieldPath=.spec.classRef,message="cannot be changed on an ephemeral VM that has been placed on a node; create a new ImpVM"
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=impvms,singular=impvm,shortName=impvm
