@@ -37,6 +37,7 @@ const (
 	extentsPerInode = 4
 	fastLink        = 59    // a longer symlink target needs a block
 	maxLinks        = 65000 // EXT4_LINK_MAX
+	maxName         = 255   // EXT4_NAME_LEN
 )
 
 // MaxFileSize is the longest file in bytes that one level of extent tree holds (170 GiB).

@@ -3,6 +3,7 @@ package ext4
 import (
 	"fmt"
 	"path"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,7 +25,7 @@ type Plan struct {
 	used, totalBlocks uint32
 }
 
-// NewPlan gives every inode of the tree its number and place. order lists regular files in the order their content should
+// NewPlan gives every inode of the tree its number and place; a tree can be planned once. order lists regular files in the order their content should
 // have on the disk; those that are not in the tree are passed over, and those of the tree that are not listed follow.
 // Errors name the file that cannot be held.
 func NewPlan(root *Inode, uuid [16]byte, order []*Inode) (*Plan, error) {
@@ -54,6 +55,9 @@ func (p *Plan) number(dir *Inode, at string) error {
 	p.sorted[dir] = names
 	for _, name := range names {
 		child := dir.Children[name]
+		if name == "" || name == "." || name == ".." || len(name) > maxName || strings.ContainsAny(name, "/\x00") {
+			return fmt.Errorf("planning file system: %q in %q is not a name a file can have", name, at)
+		}
 		if child.number != 0 {
 			child.links++
 			if child.links > maxLinks {
