@@ -146,6 +146,13 @@ type Exit struct {
 	Marker bool `json:"marker,omitempty"`
 }
 
+// Reasons of Started and GuestReady that are no failure of a step.
+const (
+	ReasonBackingOff   fault.Reason = "BackingOff"   // the workload ended and is started again later
+	ReasonProbeFailing fault.Reason = "ProbeFailing" // the readiness probe got no healthy answer
+	ReasonGuestSilent  fault.Reason = "GuestSilent"  // the guest's agent could not be asked
+)
+
 // Check is one thing that is true, false, or not known yet, with the reason a user reads.
 type Check struct {
 	// OK is nil while unknown.

@@ -1,0 +1,82 @@
+package plan
+
+import (
+	"reflect"
+
+	"imp.dev/imp/internal/machine"
+)
+
+// Status makes the whole truth of a record and what is being done. progress is shown as it is.
+func Status(r Record, now Step, progress string) machine.Status {
+	s := machine.Status{
+		ID: r.Spec.ID, Namespace: r.Spec.Namespace, Name: r.Spec.Name, Assignment: r.Spec.Assignment, Revision: r.Revision,
+		Generation: r.Spec.Generation, State: StateOf(r, now), Incarnation: r.Incarnation, Run: r.Run,
+		Disk: r.Checks.Disk, Network: r.Checks.Network, Started: r.Checks.Started, GuestReady: r.Checks.GuestReady,
+		RestartRequired: RestartRequired(r), Final: r.Final, LastExit: r.LastExit, History: r.History,
+		StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, DiskGeneration: r.DiskGeneration,
+		Timings: r.Timings, Progress: progress, Counters: r.Counters,
+	}
+	if r.Pin != nil {
+		s.ImageDigest = r.Pin.Digest
+	}
+	return s
+}
+
+// StateOf says where the VM stands.
+func StateOf(r Record, now Step) machine.State {
+	switch b := r.Boot; {
+	case r.RemovedAt != nil:
+		return machine.Removed
+	case r.Removal != nil:
+		return machine.Removing
+	case r.Final != nil:
+		return machine.Finished
+	case b != nil && (b.Exit != nil || b.Failure != nil || b.Stop != nil):
+		return machine.Stopping
+	case b != nil && b.StartedAt != nil:
+		return machine.Running
+	case b != nil:
+		return machine.Starting
+	case now.Kind == "" || now.Rests():
+		return machine.Pending
+	default:
+		return machine.Starting
+	}
+}
+
+// RestartRequired says that the running incarnation was booted from a Spec that differs in what only a boot can change.
+func RestartRequired(r Record) bool {
+	b := r.Boot
+	if b == nil || b.Exit != nil || b.Failure != nil || r.Removal != nil {
+		return false
+	}
+	was, is := b.Spec, r.Spec
+	return was.Image.Reference != is.Image.Reference || was.VCPU != is.VCPU || was.MemoryMiB != is.MemoryMiB || was.DiskGiB != is.DiskGiB ||
+		!reflect.DeepEqual(was.Workload, is.Workload) || !reflect.DeepEqual(was.Interfaces, is.Interfaces)
+}
+
+// Need is what a VM takes of the node's budget.
+type Need struct{ VCPU, MemoryMiB, DiskGiB int64 }
+
+// NeedOf gives what the record's VM takes now, with the VMM's overhead: nothing once it has ended and is cleared away, else the greater
+// of what runs and what is wished.
+func NeedOf(r Record, overhead func(vcpu int, memoryMiB int64) int64) Need {
+	if r.RemovedAt != nil || (r.Final != nil && r.Boot == nil && r.Disk == nil && r.Image == nil) {
+		return Need{}
+	}
+	n := needOfSpec(r.Spec, overhead)
+	if r.Boot != nil {
+		b := needOfSpec(r.Boot.Spec, overhead)
+		n = Need{max(n.VCPU, b.VCPU), max(n.MemoryMiB, b.MemoryMiB), max(n.DiskGiB, b.DiskGiB)}
+	}
+	return n
+}
+
+// NeedOfSpec gives what a VM of this Spec will take.
+func NeedOfSpec(s machine.Spec, overhead func(vcpu int, memoryMiB int64) int64) Need {
+	return needOfSpec(s, overhead)
+}
+
+func needOfSpec(s machine.Spec, overhead func(vcpu int, memoryMiB int64) int64) Need {
+	return Need{VCPU: int64(s.VCPU), MemoryMiB: s.MemoryMiB + overhead(s.VCPU, s.MemoryMiB), DiskGiB: s.DiskGiB}
+}
