@@ -6,15 +6,13 @@ import (
 	"os"
 
 	"imp.dev/imp/internal/guestinit"
+	"imp.dev/imp/internal/version"
 )
-
-// version is set when linking: -ldflags "-X main.version=…".
-var version = "dev"
 
 func main() {
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "imp-guest is the init of a microVM and runs only as process 1")
 		os.Exit(2)
 	}
-	guestinit.Run(version)
+	guestinit.Run(version.String())
 }
