@@ -92,7 +92,13 @@ func applyLayer(blob []byte) error {
 		if err := makeParents(path.Dir(f.Name)); err != nil {
 			return err
 		}
-		if err := applyEntry(f.Header, f.content); err != nil {
+		written := f.Name
+		real, err := filepath.EvalSymlinks(path.Dir(written)) // once: the entry may replace a link of its own path
+		if err != nil {
+			return err
+		}
+		f.Name = path.Join(real, path.Base(written))
+		if err := applyEntry(f.Header, f.content, written); err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 	}
@@ -153,11 +159,11 @@ func makeParents(name string) error {
 	return nil
 }
 
-func applyEntry(h *tar.Header, content []byte) error {
+func applyEntry(h *tar.Header, content []byte, written string) error {
 	old, oldErr := os.Lstat(h.Name)
 	if h.Typeflag == tar.TypeLink {
 		target := path.Clean("/" + h.Linkname)
-		if to, err := os.Lstat(target); err == nil && oldErr == nil && !to.IsDir() && os.SameFile(old, to) && h.Name != target {
+		if to, err := os.Lstat(target); err == nil && oldErr == nil && !to.IsDir() && os.SameFile(old, to) && written != target {
 			return nil
 		}
 		if err := os.RemoveAll(h.Name); err != nil {

@@ -258,6 +258,9 @@ func (w *walker) step(part string) (ok bool, err error) {
 		here.Children[part] = next
 	case next.IsSymlink():
 		if w.links++; w.links > maxSymlinks {
+			if !w.make {
+				return false, nil // a loop leads to nothing
+			}
 			return false, refuse("more than %d symbolic links on the way", maxSymlinks)
 		}
 		if strings.HasPrefix(next.Target, "/") {
