@@ -41,7 +41,7 @@ func (cp *ControlPlane) Client() (client.Client, error) {
 	return client.New(cp.admin, client.Options{Scheme: s})
 }
 
-// Install applies the manifests below the folders crd, rbac and policy of manifests, in this order and by name inside a
+// Install applies the manifests below the folders namespace, crd, rbac and policy of manifests, in this order and by name inside a
 // folder, after making SystemNamespace. A missing folder is skipped. On return CRDs serve and policies are enforced.
 func (cp *ControlPlane) Install(ctx context.Context, manifests fs.FS) error {
 	c, err := cp.Client()
@@ -52,7 +52,7 @@ func (cp *ControlPlane) Install(ctx context.Context, manifests fs.FS) error {
 	if err := c.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("making namespace %s: %w", SystemNamespace, err)
 	}
-	for _, folder := range []string{"crd", "rbac", "policy"} {
+	for _, folder := range []string{"namespace", "crd", "rbac", "policy"} {
 		objects, err := ReadManifests(manifests, folder)
 		if err != nil {
 			return err

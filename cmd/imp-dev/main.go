@@ -1,0 +1,22 @@
+// Command imp-dev runs all of Imp on one machine, for development, tests and trying it out.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"imp.dev/imp/internal/devserver/command"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	err := command.New().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "imp-dev:", err)
+		os.Exit(1)
+	}
+}

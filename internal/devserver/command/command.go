@@ -1,0 +1,186 @@
+// Package command is the command line of imp-dev.
+package command
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"imp.dev/imp/internal/devserver"
+	"imp.dev/imp/internal/devserver/controlplane"
+	"imp.dev/imp/internal/devserver/demo"
+	"imp.dev/imp/internal/devserver/kernelfetch"
+	"imp.dev/imp/internal/version"
+
+	"github.com/spf13/cobra"
+)
+
+// DefaultDir is where a server keeps its things unless told otherwise; DefaultRegistryPort is where the files in examples/
+// expect its registry.
+const (
+	DefaultDir          = ".dev"
+	DefaultRegistryPort = 5050
+)
+
+// New makes the root command.
+func New() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "imp-dev",
+		Short:         "All of Imp on one machine: for development, tests and trying it out",
+		Version:       version.String(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(newUp(), newDemo(), newImage(), newConsole(), newBuildControlPlane(), newKernel())
+	return root
+}
+
+// serverFlags binds the flags that up and demo share.
+func serverFlags(cmd *cobra.Command, opts *devserver.Options) {
+	flags := cmd.Flags()
+	flags.IntVar(&opts.Nodes, "nodes", 1, "how many nodes")
+	flags.StringVar(&opts.VMM, "vmm", "qemu", "VM monitor: qemu, or fake for processes that only pretend")
+	flags.StringVar(&opts.Accel, "accel", "tcg", "QEMU's accelerator: tcg (works everywhere) or kvm")
+	flags.StringVar(&opts.Kernel, "kernel", "", "the guests' kernel, bzImage or ELF (default: Debian's cloud kernel, fetched into the cache)")
+	flags.StringVar(&opts.Modules, "modules", "", "lib/modules/RELEASE that belongs to --kernel, if it has not all built in")
+	flags.StringVar(&opts.BinDir, "bin-dir", "", "folder of Imp's programs (default: where imp-dev lies)")
+	flags.StringVar(&opts.RegistryPassword, "registry-password", "", "user:password: adds a second address of the registry that demands it")
+	flags.Int64Var(&opts.VCPU, "node-cpu", 0, "virtual CPUs that each node offers (default: by this machine)")
+	flags.Int64Var(&opts.MemoryMiB, "node-memory-mib", 0, "memory that each node offers (default: by this machine)")
+	flags.Int64Var(&opts.DiskGiB, "node-disk-gib", 0, "disk that each node offers (default: 100, sparse)")
+}
+
+// equip adds what does not come from flags.
+func equip(opts *devserver.Options, out io.Writer) error {
+	cache, err := controlplane.CacheDir()
+	if err != nil {
+		return err
+	}
+	opts.CacheDir = cache
+	began := time.Now()
+	opts.Progress = func(line string) {
+		fmt.Fprintf(out, "%6.1fs  %s\n", time.Since(began).Seconds(), line)
+	}
+	opts.Log = logger(out)
+	return nil
+}
+
+func logger(out io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(out, nil)) }
+
+func newUp() *cobra.Command {
+	opts := devserver.Options{}
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start a control plane, a registry, the operator and nodes; Ctrl-C stops all of it",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := equip(&opts, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			server, err := devserver.Up(cmd.Context(), opts)
+			if err != nil {
+				return err
+			}
+			howTo(cmd.OutOrStdout(), server)
+			return wait(cmd.Context(), cmd.ErrOrStderr(), server)
+		},
+	}
+	serverFlags(cmd, &opts)
+	cmd.Flags().StringVar(&opts.Dir, "dir", DefaultDir, "folder for logs, the kubeconfig and the registry's images")
+	cmd.Flags().IntVar(&opts.RegistryPort, "registry-port", DefaultRegistryPort, "loopback port of the registry; 0 takes a free one")
+	return cmd
+}
+
+func newDemo() *cobra.Command {
+	opts := devserver.Options{}
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Boot the VMs of examples/ through the Kubernetes API, show what they said, remove them",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := equip(&opts, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			return demo.Run(cmd.Context(), opts, cmd.OutOrStdout())
+		},
+	}
+	serverFlags(cmd, &opts)
+	return cmd
+}
+
+func howTo(out io.Writer, server *devserver.Server) {
+	fmt.Fprintf(out, `
+Imp is up. In another terminal:
+
+  export KUBECONFIG=%s
+  export PATH=$PATH:%s
+  kubectl get nodes,impnode
+  kubectl get impvm -A
+
+The registry is %s (imp-dev image push DIR %s/NAME:TAG; imp-dev image demo for examples/).
+`, server.Places.Kubeconfig(), filepath.Dir(server.ControlPlane.Kubectl), server.Registry, server.Registry)
+	if server.PrivateRegistry != "" {
+		fmt.Fprintf(out, "The same images, but with a password: %s\n", server.PrivateRegistry)
+	}
+	fmt.Fprintf(out, "Logs are in %s. Ctrl-C stops everything and removes the VMs.\n\n", server.Places.Logs())
+}
+
+// wait runs until ctx ends, telling of programs that end, then stops the server.
+func wait(ctx context.Context, out io.Writer, server *devserver.Server) error {
+	for {
+		select {
+		case err := <-server.Ended():
+			fmt.Fprintf(out, "imp-dev: not restarted: %v\n", err)
+		case <-ctx.Done():
+			fmt.Fprintln(out, "removing the VMs and stopping everything")
+			return server.Stop(context.WithoutCancel(ctx))
+		}
+	}
+}
+
+func newBuildControlPlane() *cobra.Command {
+	return &cobra.Command{
+		Use:   "build-control-plane",
+		Short: "Build etcd, kube-apiserver, kube-controller-manager and kubectl into the cache, if they are not there",
+		Long: "Build etcd, kube-apiserver, kube-controller-manager and kubectl from their Go modules, pinned by checksum, into the\n" +
+			"cache ($IMP_CACHE, else ~/.cache/imp). Takes some ten minutes once.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			opts := devserver.Options{}
+			if err := equip(&opts, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			binaries, err := controlplane.Build(cmd.Context(), opts.CacheDir, opts.Progress)
+			if err != nil {
+				return err
+			}
+			for _, path := range []string{binaries.Etcd, binaries.APIServer, binaries.ControllerManager, binaries.Kubectl} {
+				fmt.Fprintln(cmd.OutOrStdout(), path)
+			}
+			return nil
+		},
+	}
+}
+
+func newKernel() *cobra.Command {
+	return &cobra.Command{
+		Use:   "kernel",
+		Short: "Fetch Debian's cloud kernel for guests into the cache, if it is not there; nothing is installed",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cache, err := controlplane.CacheDir()
+			if err != nil {
+				return err
+			}
+			k, err := kernelfetch.FetchDebian(cmd.Context(), devserver.KernelCache(cache), logger(cmd.ErrOrStderr()))
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "kernel  %s\nmodules %s\n", k.Path, k.ModulesDir)
+			return nil
+		},
+	}
+}
