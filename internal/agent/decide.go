@@ -1,0 +1,166 @@
+package agent
+
+import (
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"imp.dev/imp/api/v1alpha1"
+	"imp.dev/imp/internal/machine"
+)
+
+// action is what the agent does about one VM now.
+type action string
+
+const (
+	hold           action = "hold"           // nothing: whoever acts next is somebody else
+	ensure         action = "ensure"         // tell the runtime what shall be
+	remove         action = "remove"         // tell the runtime to stop the VM and to remove everything of it
+	report         action = "report"         // say on the object what the runtime says
+	reportReleased action = "reportReleased" // say that nothing of this assignment is left
+	reportLost     action = "reportLost"     // say that a one-shot's end cannot be known
+	reportSilent   action = "reportSilent"   // say that the runtime does not answer
+)
+
+// facts are everything decide looks at.
+type facts struct {
+	// vm is bound to this node.
+	vm *v1alpha1.ImpVM
+	// status of the VM's UID at the runtime, of whatever assignment; nil when it has none.
+	status *machine.Status
+	// synced says that the runtime has told the state of every VM it has.
+	synced bool
+	// silent says that the runtime has not answered for longer than its restart takes.
+	silent bool
+	// ensured says that the present spec was accepted on the present connection.
+	ensured bool
+}
+
+// decision is an action and why it was chosen, for the log.
+type decision struct {
+	do  action
+	why string
+}
+
+// decide walks an ordered list of checks; the first that has an opinion decides.
+//
+//	runtime away → released already → release ordered → ended elsewhere → ended → forgotten by the node → spec not told → report
+func decide(f facts) decision {
+	for _, check := range []func(facts) (decision, bool){
+		runtimeAway, released, releaseOrdered, cacheBehind, lostElsewhere, ended, forgottenOneShot, removedHere, specNotTold,
+	} {
+		if d, ok := check(f); ok {
+			return d
+		}
+	}
+	return decision{report, "the runtime has the present spec"}
+}
+
+func runtimeAway(f facts) (decision, bool) {
+	switch {
+	case f.synced:
+		return decision{}, false
+	case f.silent && f.vm.Status.ReportedAssignment != f.vm.Status.Assignment && !isFinished(f.vm):
+		return decision{reportSilent, "the runtime does not answer, and nothing was said of this assignment yet"}, true
+	default:
+		return decision{hold, "the runtime does not answer; what was said last stands"}, true
+	}
+}
+
+func released(f facts) (decision, bool) {
+	s := f.vm.Status
+	return decision{hold, "already released; the operator's turn"}, s.ReleasedAssignment >= s.Assignment
+}
+
+func releaseOrdered(f facts) (decision, bool) {
+	s := f.vm.Status
+	if s.Release == nil || s.Release.Assignment != s.Assignment {
+		return decision{}, false
+	}
+	if removedAt(f) {
+		return decision{reportReleased, "released as ordered"}, true
+	}
+	return decision{remove, "the operator ordered the release"}, true
+}
+
+// cacheBehind: the runtime was given a later assignment than the object we look at has.
+func cacheBehind(f facts) (decision, bool) {
+	return decision{hold, "the runtime knows a later assignment"}, f.status != nil && f.status.Assignment > f.vm.Status.Assignment
+}
+
+// lostElsewhere: the operator has declared the VM lost with this node; what still runs of it is stale.
+func lostElsewhere(f facts) (decision, bool) {
+	c := meta.FindStatusCondition(f.vm.Status.Conditions, v1alpha1.ConditionFinished)
+	if c == nil || c.Status != "True" || c.Reason != v1alpha1.ReasonNodeLost {
+		return decision{}, false
+	}
+	if f.status == nil || f.status.State == machine.Removed || f.status.State == machine.Finished {
+		return decision{hold, "the operator ended the VM while this node was away"}, true
+	}
+	return decision{remove, "the operator ended the VM while this node was away"}, true
+}
+
+// ended: a finished VM is never ordered again, not even when the node has forgotten it.
+func ended(f facts) (decision, bool) {
+	return decision{report, "the VM has finished"}, isFinished(f.vm)
+}
+
+// forgottenOneShot keeps the promise of at most once: what was started and is not known any more must not start again.
+func forgottenOneShot(f facts) (decision, bool) {
+	s := f.vm.Status
+	unknown := f.status == nil || f.status.State == machine.Removed
+	return decision{reportLost, "the node has no record of a one-shot that was started"},
+		f.vm.Spec.Lifecycle != v1alpha1.LifecyclePersistent && unknown &&
+			s.ReportedAssignment == s.Assignment && s.StartedAt != nil
+}
+
+// removedHere: the runtime refuses an assignment that it has removed, for good. Only another placement helps.
+func removedHere(f facts) (decision, bool) {
+	return decision{reportReleased, "this assignment was removed from the node"}, removedAt(f)
+}
+
+func specNotTold(f facts) (decision, bool) {
+	return decision{ensure, "the runtime does not have the present spec"}, !f.ensured
+}
+
+func removedAt(f facts) bool {
+	return f.status != nil && f.status.State == machine.Removed && f.status.Assignment >= f.vm.Status.Assignment
+}
+
+func isFinished(vm *v1alpha1.ImpVM) bool {
+	return meta.IsStatusConditionTrue(vm.Status.Conditions, v1alpha1.ConditionFinished)
+}
+
+// fate is what becomes of a VM that the runtime has and this node's list of objects has not.
+type fate string
+
+const (
+	fateKeep   fate = "keep"   // no order was seen: it goes on
+	fateRemove fate = "remove" // the object itself says that this copy must not be
+	fateDone   fate = "done"   // nothing of it is left
+)
+
+// decideAbsent judges a VM that is absent from the filtered list. live is the object of its name, read from the API server
+// at this moment; nil when there is none.
+//
+//	DELETED of the filtered watch:  deleted │ moved │ unbound   all look the same, so the object itself is asked
+//
+// Absence is no order. Only the object of the very same UID can say that this copy is not wanted: its releasedAssignment covers
+// the copy (we said so ourselves), or it was bound anew, which the operator does on proof only.
+func decideAbsent(node string, st machine.Status, live *v1alpha1.ImpVM) (fate, string) {
+	switch {
+	case st.State == machine.Removed:
+		return fateDone, "removed"
+	case st.State == machine.Removing:
+		return fateKeep, "the removal is under way"
+	case live == nil || string(live.UID) != st.ID:
+		return fateKeep, "its object is gone without an order to remove it"
+	case live.Status.ReleasedAssignment >= st.Assignment:
+		return fateRemove, "its assignment was released"
+	case live.Status.Assignment > st.Assignment && live.Status.NodeName != node:
+		return fateRemove, "it was given to another node"
+	default:
+		return fateKeep, "its object gives no order"
+	}
+}
+
+// suspicious says that so many VMs are absent at once that the list, not the VMs, is the likelier cause.
+func suspicious(known, absent int) bool { return absent > 1 && absent*2 > known }

@@ -1,0 +1,252 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"imp.dev/imp/api/v1alpha1"
+	"imp.dev/imp/internal/condition"
+	"imp.dev/imp/internal/fault"
+	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/version"
+)
+
+// The Lease says that the agent lives; what the runtime can do is on the ImpNode.
+const (
+	leaseEvery    = 10 * time.Second
+	leaseDuration = 40 * time.Second
+	infoTimeout   = 3 * time.Second
+	// nodeAgain is how often the ImpNode is read and, where somebody changed or deleted it, written again.
+	nodeAgain = 5 * time.Minute
+)
+
+// Reasons of the condition RuntimeReady.
+const (
+	reasonUsable      = "Usable"
+	reasonUnusable    = "Unusable"    // the runtime answers and says that it cannot start VMs
+	reasonUnreachable = "Unreachable" // it does not answer
+)
+
+// heartbeat renews the node's Lease and keeps its ImpNode true.
+type heartbeat struct {
+	agent *Agent
+	wake  chan struct{}
+	// node is the ImpNode as it was last written or read, at readAt; nil while not known.
+	node       *v1alpha1.ImpNode
+	readAt     time.Time
+	suspicious bool
+}
+
+func newHeartbeat(a *Agent) *heartbeat { return &heartbeat{agent: a, wake: make(chan struct{}, 1)} }
+
+// poke asks for a look at the runtime at once.
+func (h *heartbeat) poke() {
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run beats until ctx ends. A poke brings the ImpNode up to date and leaves the Lease's rhythm alone.
+func (h *heartbeat) run(ctx context.Context) error {
+	ticker := h.agent.clock.NewTicker(leaseEvery)
+	defer ticker.Stop()
+	h.renew(ctx)
+	h.update(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+			h.renew(ctx)
+			h.update(ctx)
+		case <-h.wake:
+			h.update(ctx)
+		}
+	}
+}
+
+// renew is one PATCH, whether the Lease is there or not.
+func (h *heartbeat) renew(ctx context.Context) {
+	a := h.agent
+	lease := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+		"metadata": map[string]any{
+			"namespace": v1alpha1.SystemNamespace, "name": v1alpha1.LeasePrefix + a.opts.Node,
+			"labels": map[string]any{"app.kubernetes.io/name": "imp"},
+		},
+		"spec": map[string]any{
+			"holderIdentity":       a.opts.Node,
+			"leaseDurationSeconds": int64(leaseDuration / time.Second),
+			"renewTime":            a.clock.Now().UTC().Format(metav1.RFC3339Micro),
+		},
+	}}
+	ctx, cancel := context.WithTimeout(ctx, leaseEvery)
+	defer cancel()
+	h.note("lease", a.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(lease),
+		client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership))
+}
+
+func (h *heartbeat) note(kind string, err error) {
+	h.agent.metrics.writes.WithLabelValues(kind, string(resultOf(err))).Inc()
+	if err != nil && !errors.Is(err, context.Canceled) {
+		h.agent.log.Warn(kind+" not written", "node", h.agent.opts.Node, "error", err)
+	}
+}
+
+// update writes the ImpNode if what the runtime says of itself has changed.
+func (h *heartbeat) update(ctx context.Context) {
+	a := h.agent
+	h.census(ctx)
+	if h.node == nil || a.clock.Since(h.readAt) >= nodeAgain {
+		if err := h.read(ctx); err != nil {
+			a.log.Warn("impnode not read", "node", a.opts.Node, "error", err)
+			return
+		}
+	}
+	infoCtx, cancel := context.WithTimeout(ctx, infoTimeout)
+	info, err := a.service.Info(infoCtx)
+	cancel()
+	if ctx.Err() != nil {
+		return
+	}
+	now := a.clock.Now()
+	if err != nil {
+		if epoch, away := a.view.connection(now); epoch != 0 || away < silence {
+			return // it may be about to come back; a restart of the runtime is no news
+		}
+	}
+	status := nodeStatus(h.node.Status, info, err, now)
+	if reflect.DeepEqual(status, h.node.Status) {
+		return
+	}
+	if err := h.write(ctx, status); err != nil {
+		h.note("impnode", err)
+		h.node = nil
+		return
+	}
+	h.note("impnode", nil)
+}
+
+// read gets the ImpNode, or makes it.
+func (h *heartbeat) read(ctx context.Context) error {
+	a := h.agent
+	node := &v1alpha1.ImpNode{}
+	err := a.client.Get(ctx, types.NamespacedName{Name: a.opts.Node}, node)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if err != nil {
+		u := h.object()
+		if err := a.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership); err != nil {
+			return fmt.Errorf("making it: %w", err)
+		}
+		h.note("impnode", nil)
+		node = &v1alpha1.ImpNode{}
+	}
+	h.node, h.readAt = node, a.clock.Now()
+	return nil
+}
+
+func (h *heartbeat) object() *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "ImpNode",
+		"metadata": map[string]any{"name": h.agent.opts.Node},
+	}}
+}
+
+func (h *heartbeat) write(ctx context.Context, status v1alpha1.ImpNodeStatus) error {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
+	if err != nil {
+		return err
+	}
+	u := h.object()
+	u.Object["status"] = fields
+	err = h.agent.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u),
+		client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership)
+	if err != nil {
+		return err
+	}
+	node := &v1alpha1.ImpNode{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, node); err != nil {
+		return err
+	}
+	h.node = node
+	return nil
+}
+
+// nodeStatus is what the ImpNode should say. While the runtime is away what it said last stands: its VMs go on all the same.
+func nodeStatus(before v1alpha1.ImpNodeStatus, info machine.Info, err error, now time.Time) v1alpha1.ImpNodeStatus {
+	out := *before.DeepCopy()
+	out.AgentVersion = version.String()
+	ready := metav1.Condition{Type: v1alpha1.ConditionRuntimeReady, Status: metav1.ConditionFalse}
+	switch {
+	case err != nil:
+		ready.Reason, ready.Message = reasonUnreachable, "imp-runtime does not answer: "+fault.Of(err).Error()
+	case !info.Usable:
+		ready.Reason, ready.Message = reasonUnusable, info.Problem
+	default:
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionTrue, reasonUsable, "VMs can be started with "+info.Driver
+	}
+	if err == nil {
+		out.Budget = v1alpha1.Budget{VCPU: info.BudgetVCPU, MemoryMiB: info.BudgetMemoryMiB, DiskGiB: info.BudgetDiskGiB}
+		out.Capabilities = v1alpha1.NodeCapabilities{
+			Arch: info.Architecture, Driver: info.Driver, Accelerator: info.Accelerator, VMMVersion: info.VMMVersion,
+			KernelDigest: info.KernelDigest, CgroupVersion: info.CgroupVersion, OverheadMiB: info.OverheadMiB,
+		}
+		out.BootID, out.RuntimeVersion = info.BootID, info.Version
+	}
+	ready = condition.Next(before.Conditions, ready, now)
+	if old := meta.FindStatusCondition(before.Conditions, ready.Type); old != nil && old.Status == ready.Status &&
+		old.Reason == ready.Reason && old.Message == ready.Message {
+		return out
+	}
+	condition.Set(&out.Conditions, ready)
+	return out
+}
+
+// census counts the VMs that go on without an object, and says so when they are too many to be believed.
+func (h *heartbeat) census(ctx context.Context) {
+	a := h.agent
+	if epoch, _ := a.view.connection(a.clock.Now()); epoch == 0 {
+		return
+	}
+	list := &v1alpha1.ImpVMList{}
+	if err := a.cache.List(ctx, list); err != nil {
+		return
+	}
+	listed := map[string]bool{}
+	for i := range list.Items {
+		listed[string(list.Items[i].UID)] = true
+	}
+	known, absent := 0, 0
+	for _, st := range a.view.all() {
+		if st.State == machine.Removed || st.State == machine.Removing {
+			continue
+		}
+		known++
+		if !listed[st.ID] {
+			absent++
+		}
+	}
+	a.metrics.absent.Set(float64(absent))
+	if now := suspicious(known, absent); now != h.suspicious {
+		h.suspicious = now
+		if now {
+			a.log.Error("most VMs of this node are absent from the API server at once; none is touched",
+				"node", a.opts.Node, "reason", "SuspiciousList", "vms", known, "absent", absent)
+		} else {
+			a.log.Info("the list of VMs is plausible again", "node", a.opts.Node)
+		}
+	}
+}

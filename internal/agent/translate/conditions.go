@@ -1,0 +1,178 @@
+package translate
+
+import (
+	"fmt"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"imp.dev/imp/api/v1alpha1"
+	"imp.dev/imp/internal/fault"
+	"imp.dev/imp/internal/machine"
+)
+
+// Reasons that only the agent gives. Those shared with the operator are in v1alpha1.
+const (
+	ReasonReleased    = "Released"    // a stage that is undone: nothing of it is left on the node
+	ReasonUpToDate    = "UpToDate"    // RestartRequired=False
+	ReasonSpecChanged = "SpecChanged" // RestartRequired=True
+)
+
+// stage is a condition with the time since when it has been so, where the runtime knows it.
+type stage struct {
+	metav1.Condition
+	at time.Time
+}
+
+func (s stage) since(now time.Time) time.Time {
+	if s.at.IsZero() {
+		return now
+	}
+	return s.at
+}
+
+// stages gives the conditions that the agent always reports, in the order in which they become true.
+func stages(vm *v1alpha1.ImpVM, o Observation, final *machine.Exit) []stage {
+	var out []stage
+	switch {
+	case o.Released && o.Problem == nil:
+		out = all(metav1.ConditionFalse, ReasonReleased, "nothing of the VM is left on node "+vm.Status.NodeName)
+	case o.Status != nil:
+		out = fromChecks(vm, o.Status)
+	default:
+		out = all(metav1.ConditionUnknown, v1alpha1.ReasonPending, "waiting for the node's runtime")
+	}
+	if final != nil {
+		for i := range out {
+			if out[i].Type == v1alpha1.ConditionStarted || out[i].Type == v1alpha1.ConditionGuestReady {
+				out[i] = ended(out[i].Type, final)
+			}
+		}
+	}
+	if o.Problem != nil {
+		for i := range out {
+			if out[i].Type == conditionOf(o.Problem.Reason) {
+				out[i].Status, out[i].at = metav1.ConditionFalse, time.Time{}
+				out[i].Reason, out[i].Message = string(o.Problem.Reason), Message(o.Problem.Error())
+			}
+		}
+	}
+	out = append(out, restartRequired(o.Status))
+	for i := range out {
+		out[i].ObservedGeneration = vm.Generation
+		if o.Status != nil {
+			out[i].ObservedGeneration = o.Status.Generation
+		}
+	}
+	return out
+}
+
+func stageTypes() []string {
+	return []string{
+		v1alpha1.ConditionDiskReady, v1alpha1.ConditionNetworkReady, v1alpha1.ConditionStarted, v1alpha1.ConditionGuestReady,
+	}
+}
+
+func all(status metav1.ConditionStatus, reason, message string) []stage {
+	var out []stage
+	for _, t := range stageTypes() {
+		out = append(out, stage{Condition: metav1.Condition{Type: t, Status: status, Reason: reason, Message: message}})
+	}
+	return out
+}
+
+// conditionOf names the stage that a failure belongs to.
+func conditionOf(r fault.Reason) string {
+	switch r {
+	case fault.ImagePullFailed, fault.DiskFailed, fault.WaitingForSecrets:
+		return v1alpha1.ConditionDiskReady
+	case fault.NetworkSetupFailed:
+		return v1alpha1.ConditionNetworkReady
+	default:
+		return v1alpha1.ConditionStarted
+	}
+}
+
+func fromChecks(vm *v1alpha1.ImpVM, st *machine.Status) []stage {
+	out := []stage{
+		fromCheck(v1alpha1.ConditionDiskReady, st.Disk, "the image and the VM's own disk are ready", "preparing the image and the disk"),
+		fromCheck(v1alpha1.ConditionNetworkReady, st.Network, "the guest's interfaces are ready", "waiting for the disk"),
+		fromCheck(v1alpha1.ConditionStarted, st.Started, "the workload is running", "waiting for the guest to start"),
+		fromCheck(v1alpha1.ConditionGuestReady, st.GuestReady, "the guest is ready", "waiting for the guest to be ready"),
+	}
+	if c, ok := backingOff(vm, st); ok {
+		out[2] = c
+	}
+	return out
+}
+
+func fromCheck(conditionType string, c machine.Check, done, waiting string) stage {
+	s := stage{at: c.Since, Condition: metav1.Condition{
+		Type: conditionType, Status: metav1.ConditionUnknown, Reason: string(c.Reason), Message: Message(c.Message),
+	}}
+	reason, message := v1alpha1.ReasonPending, waiting
+	switch {
+	case c.OK == nil:
+	case *c.OK:
+		s.Status, reason, message = metav1.ConditionTrue, v1alpha1.ReasonDone, done
+	default:
+		s.Status = metav1.ConditionFalse
+	}
+	if s.Reason == "" {
+		s.Reason = reason
+	}
+	if s.Message == "" {
+		s.Message = message
+	}
+	return s
+}
+
+// backingOff says of a VM between two boots why it waits and until when. A stage that fails before the workload was started
+// keeps its own reason, which tells more.
+func backingOff(vm *v1alpha1.ImpVM, st *machine.Status) (stage, bool) {
+	next := st.History.NextTryAt
+	if st.State != machine.Pending || st.LastExit == nil || next == nil || st.History.StartFailures > 0 {
+		return stage{}, false
+	}
+	reason := v1alpha1.ReasonBackingOff
+	if st.History.Attempts > 1 {
+		reason = v1alpha1.ReasonCrashLoopBackOff
+	}
+	return stage{at: st.LastExit.At, Condition: metav1.Condition{
+		Type: v1alpha1.ConditionStarted, Status: metav1.ConditionFalse, Reason: reason,
+		Message: fmt.Sprintf("%s; next start at %s", exitMessage(st.LastExit), next.UTC().Format(time.RFC3339)),
+	}}, true
+}
+
+func ended(conditionType string, final *machine.Exit) stage {
+	return stage{at: final.At, Condition: metav1.Condition{
+		Type: conditionType, Status: metav1.ConditionFalse, Reason: string(final.Verdict), Message: exitMessage(final),
+	}}
+}
+
+// exitMessage is never empty and holds the exit code where there is one, so that REASON and message suffice without -o yaml.
+func exitMessage(e *machine.Exit) string {
+	if m := Message(e.Message); m != "" {
+		return m
+	}
+	switch {
+	case e.Code != nil:
+		return fmt.Sprintf("the workload exited with code %d", *e.Code)
+	case e.Verdict == machine.Stopped:
+		return "the VM was stopped by order"
+	default:
+		return "the guest ended: " + string(e.Verdict)
+	}
+}
+
+func restartRequired(st *machine.Status) stage {
+	c := metav1.Condition{
+		Type: v1alpha1.ConditionRestartRequired, Status: metav1.ConditionFalse,
+		Reason: ReasonUpToDate, Message: "no change of the spec waits for a restart",
+	}
+	if st != nil && st.RestartRequired {
+		c.Status, c.Reason = metav1.ConditionTrue, ReasonSpecChanged
+		c.Message = "the running guest was started with an older spec; the change takes effect at its next start"
+	}
+	return stage{Condition: c}
+}
