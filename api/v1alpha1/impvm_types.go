@@ -204,7 +204,9 @@ type RestartStatus struct {
 
 // LastFailure is the latest end of an incarnation that was not as it should be.
 type LastFailure struct {
-	Reason      string           `json:"reason"`
+	// +kubebuilder:validation:MaxLength=1024
+	Reason string `json:"reason"`
+	// +kubebuilder:validation:MaxLength=32768
 	Message     string           `json:"message"`
 	Time        metav1.MicroTime `json:"time"`
 	Incarnation int64            `json:"incarnation"`
@@ -224,10 +226,13 @@ type Timings struct {
 }
 
 // ImpVMStatus is what is. Each field has one writer (see docs/architecture.md).
+//
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.assignment) || (has(self.assignment) && self.assignment >= oldSelf.assignment)",fieldPath=.assignment,message="only grows: it is what tells an order from an older one"
 type ImpVMStatus struct {
 	// Phase is for the eye.
 	// +optional
 	Phase Phase `json:"phase,omitempty"`
+	// +kubebuilder:validation:MaxItems=32
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -275,6 +280,7 @@ type ImpVMStatus struct {
 	// +optional
 	LastFailure *LastFailure `json:"lastFailure,omitempty"`
 	// ConsoleTail is the end of the serial console at the latest end: at most 1 KiB of printable UTF-8.
+	// +kubebuilder:validation:MaxLength=1024
 	// +optional
 	ConsoleTail string `json:"consoleTail,omitempty"`
 	// StartedAt is when the current workload was started.
@@ -296,6 +302,7 @@ type ImpVMStatus struct {
 //
 // +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !format.dns1123Label().validate(self.metadata.name).hasValue()",optionalOldSelf=true,message="metadata.name must be at most 63 lower-case letters, digits and '-', and begin and end with a letter or digit: it is the guest's hostname"
 // +kubebuilder:validation:XValidation:rule="self.spec.lifecycle != 'ephemeral' || (has(self.spec.classRef) == has(oldSelf.spec.classRef) && (!has(self.spec.classRef) || self.spec.classRef.name == oldSelf.spec.classRef.name)) || !has(oldSelf.status) || !has(oldSelf.status.nodeName) || size(oldSelf.status.nodeName) == 0",fieldPath=.spec.classRef,message="cannot be changed on an ephemeral VM that has been placed on a node; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="self.spec.lifecycle != 'ephemeral' || !has(oldSelf.status) || !has(oldSelf.status.conditions) || !oldSelf.status.conditions.exists(c, c.type == 'Finished' && c.status == 'True') || (has(self.status) && has(self.status.conditions) && self.status.conditions.exists(c, c.type == 'Finished' && c.status == 'True'))",fieldPath=.status.conditions,message="Finished=True cannot be taken back from an ephemeral VM: its workload runs at most once"
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=impvms,singular=impvm,shortName=impvm

@@ -3,7 +3,6 @@
 package api
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -131,9 +131,20 @@ func (c *cluster) bind(vm *v1alpha1.ImpVM, node string) {
 }
 
 // patch merges a change, in YAML, into an object as c's holder.
-func patch(ctx context.Context, t *testing.T, c client.Client, o client.Object, change string) error {
+func patch(t *testing.T, c client.Client, o client.Object, change string) error {
+	t.Helper()
+	return c.Patch(t.Context(), o, merge(t, change))
+}
+
+// patchStatus is patch for the status alone.
+func patchStatus(t *testing.T, c client.Client, o client.Object, change string) error {
+	t.Helper()
+	return c.Status().Patch(t.Context(), o, merge(t, change))
+}
+
+func merge(t *testing.T, change string) client.Patch {
 	t.Helper()
 	body, err := yaml.YAMLToJSON([]byte(change))
 	must(t, err)
-	return c.Patch(ctx, o, client.RawPatch("application/merge-patch+json", body))
+	return client.RawPatch(types.MergePatchType, body)
 }

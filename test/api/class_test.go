@@ -91,7 +91,7 @@ func TestWhatMayBeEditedOfAnImpVMClass(t *testing.T) {
 		"labels always": {change: `metadata: {labels: {a: b}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			refused(t, patch(t.Context(), t, c.admin, u.DeepCopy(), tc.change), tc.want...)
+			refused(t, patch(t, c.admin, u.DeepCopy(), tc.change), tc.want...)
 		})
 	}
 }

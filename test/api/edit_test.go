@@ -69,16 +69,16 @@ func TestWhatMayBeEditedOfAPlacedEphemeralVM(t *testing.T) {
 	c.bind(vm, "node-a")
 	for _, e := range append(edits(), never()...) {
 		t.Run(e.change, func(t *testing.T) {
-			refused(t, patch(t.Context(), t, c.admin, vm.DeepCopy(), e.change), "spec."+e.field, "cannot be changed")
+			refused(t, patch(t, c.admin, vm.DeepCopy(), e.change), "spec."+e.field, "cannot be changed")
 		})
 	}
 	for _, e := range always() {
 		t.Run(e.change, func(t *testing.T) {
-			refused(t, patch(t.Context(), t, c.admin, vm.DeepCopy(), e.change))
+			refused(t, patch(t, c.admin, vm.DeepCopy(), e.change))
 		})
 	}
 	t.Run("lifecycle", func(t *testing.T) {
-		refused(t, patch(t.Context(), t, c.admin, vm.DeepCopy(), `spec: {lifecycle: persistent}`), "spec.lifecycle", "cannot be changed")
+		refused(t, patch(t, c.admin, vm.DeepCopy(), `spec: {lifecycle: persistent}`), "spec.lifecycle", "cannot be changed")
 	})
 }
 
@@ -88,27 +88,27 @@ func TestWhatMayBeEditedOfAPersistentVM(t *testing.T) {
 	c.bind(vm, "node-a")
 	for _, e := range append(edits(), always()...) {
 		t.Run(e.change, func(t *testing.T) {
-			refused(t, patch(t.Context(), t, c.admin, vm.DeepCopy(), e.change))
+			refused(t, patch(t, c.admin, vm.DeepCopy(), e.change))
 		})
 	}
 	for _, e := range never() {
 		t.Run(e.change, func(t *testing.T) {
-			refused(t, patch(t.Context(), t, c.admin, vm.DeepCopy(), e.change), "spec."+e.field, "cannot be changed")
+			refused(t, patch(t, c.admin, vm.DeepCopy(), e.change), "spec."+e.field, "cannot be changed")
 		})
 	}
 	t.Run("lifecycle", func(t *testing.T) {
-		refused(t, patch(t.Context(), t, c.admin, vm.DeepCopy(), `spec: {lifecycle: ephemeral}`), "spec.lifecycle", "cannot be changed")
+		refused(t, patch(t, c.admin, vm.DeepCopy(), `spec: {lifecycle: ephemeral}`), "spec.lifecycle", "cannot be changed")
 	})
 }
 
 func TestAnEphemeralVMIsRepairedByItsClassUntilItIsPlaced(t *testing.T) {
 	c := newCluster(t)
 	vm := c.created("vm", `{image: a}`)
-	must(t, patch(t.Context(), t, c.admin, vm, `spec: {classRef: {name: wrong}}`))
+	must(t, patch(t, c.admin, vm, `spec: {classRef: {name: wrong}}`))
 	// A status without a node, as the operator's InvalidSpec leaves it, is no obstacle.
 	c.status(vm, func(s *v1alpha1.ImpVMStatus) { s.Phase = v1alpha1.PhaseStarting })
-	must(t, patch(t.Context(), t, c.admin, vm, `spec: {classRef: {name: right}}`))
+	must(t, patch(t, c.admin, vm, `spec: {classRef: {name: right}}`))
 	c.bind(vm, "node-a")
-	err := patch(t.Context(), t, c.admin, vm.DeepCopy(), `spec: {classRef: {name: other}}`)
+	err := patch(t, c.admin, vm.DeepCopy(), `spec: {classRef: {name: other}}`)
 	refused(t, err, "spec.classRef", "cannot be changed on an ephemeral VM that has been placed on a node")
 }

@@ -76,8 +76,8 @@ func TestAnObjectThatWasValidOnceCanStillBeFinalizedAndDeleted(t *testing.T) {
 	fresh.SetName("new")
 	await(t, "the strict CRD", func(ctx context.Context) bool { return c.admin.Create(ctx, fresh.DeepCopy(), client.DryRunAll) != nil })
 
-	must(t, patch(t.Context(), t, c.admin, older.DeepCopy(), `metadata: {labels: {still: editable}}`))
+	must(t, patch(t, c.admin, older.DeepCopy(), `metadata: {labels: {still: editable}}`))
 	must(t, c.admin.Delete(t.Context(), older.DeepCopy()))
-	must(t, patch(t.Context(), t, c.admin, older.DeepCopy(), `metadata: {finalizers: null}`))
+	must(t, patch(t, c.admin, older.DeepCopy(), `metadata: {finalizers: null}`))
 	refused(t, c.admin.Get(t.Context(), client.ObjectKeyFromObject(older), older.DeepCopy()), "not found")
 }

@@ -60,7 +60,7 @@ func TestAnAgentWritesTheStatusOfItsOwnVMsOnly(t *testing.T) {
 
 	t.Run("its own, by apply", func(t *testing.T) { must(t, c.applied(agent, mine, report)) })
 	t.Run("its own, by patch", func(t *testing.T) {
-		must(t, agent.Status().Patch(t.Context(), mine.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"status":{"run":2}}`))))
+		must(t, patchStatus(t, agent, mine.DeepCopy(), `status: {run: 2}`))
 	})
 	t.Run("another node's", func(t *testing.T) {
 		notMine(t, c.applied(agent, theirs, report),
@@ -78,8 +78,8 @@ func TestAnAgentWritesTheStatusOfItsOwnVMsOnly(t *testing.T) {
 	t.Run("the operator writes all of them", func(t *testing.T) {
 		operator := clientOf(t, c.OperatorConfig())
 		must(t, c.applied(operator, nobodys, `{nodeName: status-b, assignment: 1}`))
-		must(t, patch(t.Context(), t, operator, nobodys.DeepCopy(), `metadata: {finalizers: [imp.dev/node]}`))
-		must(t, patch(t.Context(), t, operator, nobodys.DeepCopy(), `metadata: {finalizers: null}`))
+		must(t, patch(t, operator, nobodys.DeepCopy(), `metadata: {finalizers: [imp.dev/node]}`))
+		must(t, patch(t, operator, nobodys.DeepCopy(), `metadata: {finalizers: null}`))
 	})
 }
 
@@ -90,17 +90,17 @@ func TestAnAgentLeavesTheOperatorsPartOfAStatusAlone(t *testing.T) {
 	c.bind(vm, "part-a")
 	must(t, c.applied(agent, vm, report))
 	for field, tc := range map[string]struct{ fields, want string }{
-		"nodeName":            {`{nodeName: part-b}`, "status.nodeName is the operator's"},
-		"nodeName, emptied":   {`{nodeName: ""}`, "status.nodeName is the operator's"},
-		"assignment":          {`{assignment: 2}`, "status.assignment is the operator's"},
-		"placedAt":            {`{placedAt: "2031-01-01T00:00:00Z"}`, "status.placedAt is the operator's"},
-		"release":             {`{release: {assignment: 1, reason: Deleted}}`, "status.release is the operator's"},
-		"resources":           {`{resources: {vcpu: 2, memoryMiB: 128, diskGiB: 1, arch: amd64}}`, "status.resources is the operator's"},
-		"Scheduled":           {conditions("Scheduled", "False"), "the condition Scheduled is the operator's"},
-		"NodeReachable":       {conditions("NodeReachable", "False"), "the condition NodeReachable is the operator's"},
-		"releasedAssignment":  {`{releasedAssignment: 2}`, "may not be greater than status.assignment"},
-		"reportedAssignment":  {`{reportedAssignment: 2}`, "may not be greater than status.assignment"},
-		"what it may, at 422": {`{releasedAssignment: 1, reportedAssignment: 1}`, ""},
+		"nodeName":           {`{nodeName: part-b}`, "status.nodeName is the operator's"},
+		"nodeName, emptied":  {`{nodeName: ""}`, "status.nodeName is the operator's"},
+		"assignment":         {`{assignment: 2}`, "status.assignment is the operator's"},
+		"placedAt":           {`{placedAt: "2031-01-01T00:00:00Z"}`, "status.placedAt is the operator's"},
+		"release":            {`{release: {assignment: 1, reason: Deleted}}`, "status.release is the operator's"},
+		"resources":          {`{resources: {vcpu: 2, memoryMiB: 128, diskGiB: 1, arch: amd64}}`, "status.resources is the operator's"},
+		"Scheduled":          {conditions("Scheduled", "False"), "the condition Scheduled is the operator's"},
+		"NodeReachable":      {conditions("NodeReachable", "False"), "the condition NodeReachable is the operator's"},
+		"releasedAssignment": {`{releasedAssignment: 2}`, "may not be greater than status.assignment"},
+		"reportedAssignment": {`{reportedAssignment: 2}`, "may not be greater than status.assignment"},
+		"what is its own":    {`{releasedAssignment: 1, reportedAssignment: 1}`, ""},
 	} {
 		t.Run(field, func(t *testing.T) {
 			err := c.applied(agent, vm, tc.fields)
@@ -112,9 +112,7 @@ func TestAnAgentLeavesTheOperatorsPartOfAStatusAlone(t *testing.T) {
 		})
 	}
 	t.Run("a condition of the operator's is removed by an update of the whole list", func(t *testing.T) {
-		body := `{"status":{"conditions":[]}}`
-		err := agent.Status().Patch(t.Context(), vm.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(body)))
-		notMine(t, err, "the condition Scheduled is the operator's")
+		notMine(t, patchStatus(t, agent, vm.DeepCopy(), `status: {conditions: []}`), "the condition Scheduled is the operator's")
 	})
 	t.Run("a release that was ordered stays while the agent reports", func(t *testing.T) {
 		vm := c.get("vm")
@@ -146,12 +144,12 @@ func TestAnAgentHasNoRightBeyondItsRoles(t *testing.T) {
 			t.Errorf("%s: %v, want 403 Forbidden", what, err)
 		}
 	}
-	forbidden("editing a spec", patch(t.Context(), t, agent, vm.DeepCopy(), `spec: {terminationGracePeriodSeconds: 1}`))
-	forbidden("taking a finalizer off", patch(t.Context(), t, agent, vm.DeepCopy(), `metadata: {finalizers: null}`))
+	forbidden("editing a spec", patch(t, agent, vm.DeepCopy(), `spec: {terminationGracePeriodSeconds: 1}`))
+	forbidden("taking a finalizer off", patch(t, agent, vm.DeepCopy(), `metadata: {finalizers: null}`))
 	forbidden("creating a VM", agent.Create(t.Context(), c.vm("other", `{image: a}`)))
 	forbidden("deleting a VM", agent.Delete(t.Context(), vm.DeepCopy()))
 	forbidden("reading its node", agent.Get(t.Context(), client.ObjectKeyFromObject(node), node.DeepCopy()))
-	forbidden("labelling its node", patch(t.Context(), t, agent, node.DeepCopy(), `metadata: {labels: {imp/enabled: "true"}}`))
+	forbidden("labelling its node", patch(t, agent, node.DeepCopy(), `metadata: {labels: {imp/enabled: "true"}}`))
 	forbidden("listing Secrets", agent.List(t.Context(), &corev1.SecretList{}, client.InNamespace(c.namespace)))
 	forbidden("reading a Secret", agent.Get(t.Context(), client.ObjectKeyFromObject(secret), secret.DeepCopy()))
 	forbidden("listing classes", agent.List(t.Context(), &v1alpha1.ImpVMClassList{}))
@@ -190,13 +188,13 @@ func TestAnAgentWritesItsOwnImpNodeOnly(t *testing.T) {
 	}
 	status := func(as client.Client, name string) error {
 		node := &v1alpha1.ImpNode{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		return as.Status().Patch(t.Context(), node, client.RawPatch("application/merge-patch+json", []byte(`{"status":{"bootID":"x"}}`)))
+		return patchStatus(t, as, node, `status: {bootID: x}`)
 	}
 	must(t, write(agent, "impnode-a"))
 	must(t, status(agent, "impnode-a"))
 	const want = "the agent of node impnode-b may write only the ImpNode impnode-b, not impnode-a"
 	notMine(t, status(other, "impnode-a"), want)
-	notMine(t, patch(t.Context(), t, other, &v1alpha1.ImpNode{ObjectMeta: metav1.ObjectMeta{Name: "impnode-a"}}, `metadata: {labels: {a: b}}`), want)
+	notMine(t, patch(t, other, &v1alpha1.ImpNode{ObjectMeta: metav1.ObjectMeta{Name: "impnode-a"}}, `metadata: {labels: {a: b}}`), want)
 	notMine(t, write(other, "impnode-c"), "may write only the ImpNode impnode-b, not impnode-c")
 	notMine(t, write(c.unbound(), "impnode-d"), "this one names no node, so it may write nothing")
 }
@@ -219,8 +217,8 @@ func TestAnAgentWritesItsOwnLeaseOnly(t *testing.T) {
 	notMine(t, agent.Create(t.Context(), lease("imp-agent-lease-b")), want+"imp-agent-lease-b")
 	leader := lease("leader-of-" + c.namespace)
 	must(t, clientOf(t, c.OperatorConfig()).Create(t.Context(), leader))
-	notMine(t, patch(t.Context(), t, agent, leader, `spec: {holderIdentity: thief}`), want+leader.Name)
-	notMine(t, patch(t.Context(), t, c.unbound(), own, `spec: {holderIdentity: thief}`), "this one names no node, so it may write nothing")
+	notMine(t, patch(t, agent, leader, `spec: {holderIdentity: thief}`), want+leader.Name)
+	notMine(t, patch(t, c.unbound(), own, `spec: {holderIdentity: thief}`), "this one names no node, so it may write nothing")
 }
 
 func TestAnAgentWritesEventsOfItsOwnNodeOnly(t *testing.T) {
@@ -281,8 +279,8 @@ func TestAnAgentWritesEventsOfItsOwnNodeOnly(t *testing.T) {
 	}
 	mine := event(func(*corev1.Event) {})
 	must(t, agent.Create(t.Context(), mine))
-	must(t, patch(t.Context(), t, agent, mine.DeepCopy(), `count: 2`))
-	notMine(t, patch(t.Context(), t, other, mine.DeepCopy(), `count: 3`), "the agent of node event-b may write only events")
-	notMine(t, patch(t.Context(), t, other, mine.DeepCopy(), `reportingInstance: event-b`), "the agent of node event-b may write only events")
+	must(t, patch(t, agent, mine.DeepCopy(), `count: 2`))
+	notMine(t, patch(t, other, mine.DeepCopy(), `count: 3`), "the agent of node event-b may write only events")
+	notMine(t, patch(t, other, mine.DeepCopy(), `reportingInstance: event-b`), "the agent of node event-b may write only events")
 	notMine(t, c.unbound().Create(t.Context(), event(func(*corev1.Event) {})), "this one names no node, so it may write nothing")
 }
