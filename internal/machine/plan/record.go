@@ -200,3 +200,19 @@ type Limits struct {
 func DefaultLimits() Limits {
 	return Limits{Boot: 30 * time.Second, Kill: 10 * time.Second, Off: 10 * time.Second, Tombstone: 24 * time.Hour}
 }
+
+// Clone gives a record whose parts can be changed without changing r. Exits, times and handles are never changed in place and
+// are shared.
+func (r Record) Clone() Record {
+	r.Successor, r.Removal, r.Boot = clone(r.Successor), clone(r.Removal), clone(r.Boot)
+	r.Image, r.Disk, r.Pin, r.Retry = clone(r.Image), clone(r.Disk), clone(r.Pin), clone(r.Retry)
+	return r
+}
+
+func clone[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	c := *p
+	return &c
+}

@@ -1,0 +1,191 @@
+// Package engine looks after the VMs of one node: it is the machine.Service behind the runtime's socket.
+//
+// Every VM has one worker, a goroutine that observes, asks package plan for the next step, carries it out, writes down what came
+// of it, and begins again. Orders (Ensure, Remove) only change the record and wake the worker; exits, the guest's answers and
+// timers wake it as well. Nothing a worker needs to know survives in memory alone: after any death of the runtime the records
+// are read again, each VMM on record is looked for, and what has no record is reaped.
+package engine
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"imp.dev/imp/internal/fault"
+	"imp.dev/imp/internal/guest"
+	"imp.dev/imp/internal/image"
+	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/machine/plan"
+	"imp.dev/imp/internal/network"
+	"imp.dev/imp/internal/record"
+	"imp.dev/imp/internal/vmm"
+)
+
+// Disks makes private disks.
+type Disks interface {
+	// Create makes a sparse disk of gib GiB at path, ready for the guest. A file that is there already is replaced.
+	// Errors are fault.Errors with DiskFailed.
+	Create(ctx context.Context, path string, gib int64) error
+}
+
+// Config of an Engine. Everything is required but where a default is named.
+type Config struct {
+	// StateDir survives reboots of the host; RunDir does not and holds sockets and evidence.
+	StateDir, RunDir string
+	Driver           vmm.Driver
+	Images           image.Store
+	Disks            Disks
+	Network          network.Network
+	// Guest makes the client for one boot of one guest.
+	Guest func(guest.Dialer) guest.Client
+	// Kernel is an uncompressed ELF, Initramfs a cpio archive.
+	Kernel, Initramfs string
+	Budget            plan.Need
+	// HostBootID is /proc/sys/kernel/random/boot_id.
+	HostBootID string
+	// Limits default to plan.DefaultLimits.
+	Limits plan.Limits
+	// Info is what Service.Info tells beside what the engine knows itself.
+	Info machine.Info
+	// Architecture in Go's spelling, of node and images.
+	Architecture string
+	Clock        clock.WithTicker
+	Log          *slog.Logger
+}
+
+const (
+	auditPeriod = 5 * time.Minute
+	probePeriod = 30 * time.Second
+)
+
+// Engine implements machine.Service.
+type Engine struct {
+	config  Config
+	records *record.Store[plan.Record]
+	paths   paths
+	clock   clock.WithTicker
+	log     *slog.Logger
+	hub     *hub
+
+	// life ends with Close; workers and the audit run in group.
+	life  context.Context
+	end   context.CancelFunc
+	group sync.WaitGroup
+
+	mu         sync.Mutex
+	workers    map[string]*worker
+	unreadable map[string]string
+	closed     bool
+
+	capabilitiesMu sync.Mutex
+	capabilities   vmm.Capabilities
+	probedAt       time.Time
+}
+
+var _ machine.Service = (*Engine)(nil)
+
+// New takes the state directory, starts a worker for every record there is, and reaps what has none. It does not wait for them.
+func New(c Config) (*Engine, error) {
+	if c.Limits == (plan.Limits{}) {
+		c.Limits = plan.DefaultLimits()
+	}
+	store, err := record.Open[plan.Record](c.StateDir, plan.Version, c.Log)
+	if err != nil {
+		return nil, fmt.Errorf("opening records: %w", err)
+	}
+	e := &Engine{
+		config: c, records: store, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{},
+		paths: paths{state: filepath.Join(c.StateDir, "vm"), run: filepath.Join(c.RunDir, "vm")},
+	}
+	e.life, e.end = context.WithCancel(context.Background())
+	if err := e.load(); err != nil {
+		e.end()
+		_ = store.Close()
+		return nil, err
+	}
+	e.group.Add(1)
+	go e.auditLoop()
+	return e, nil
+}
+
+func (e *Engine) load() error {
+	for _, dir := range []string{e.paths.state, e.paths.run} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("making directory for VMs: %w", err)
+		}
+	}
+	loaded, err := e.records.Load()
+	if err != nil {
+		return fmt.Errorf("loading records: %w", err)
+	}
+	e.unreadable = loaded.Unreadable
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for id, r := range loaded.Records {
+		e.startWorker(id, r)
+	}
+	return nil
+}
+
+// startWorker is called with mu held.
+func (e *Engine) startWorker(id string, r plan.Record) *worker {
+	return e.startWorkerWith(id, r, func(*worker) {})
+}
+
+func (e *Engine) startWorkerWith(id string, r plan.Record, prepare func(*worker)) *worker {
+	w := newWorker(e, id, r)
+	prepare(w)
+	e.workers[id] = w
+	e.group.Add(1)
+	go func() {
+		defer e.group.Done()
+		w.run(e.life)
+	}()
+	e.hub.publish(id)
+	return w
+}
+
+// Instance is the id of the state directory.
+func (e *Engine) Instance() string { return e.records.Instance() }
+
+// Close stops the engine and lets go of everything; VMs go on. It returns when no step is under way any more.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
+	e.end()
+	e.group.Wait()
+	return e.records.Close()
+}
+
+// known gives the worker of id, nil if there is none.
+func (e *Engine) known(id string) *worker {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.workers[id]
+}
+
+// jitter spreads d by a fifth either way, so that VMs that failed together do not come back together.
+func jitter(d time.Duration) time.Duration {
+	return d - d/5 + time.Duration(rand.Int64N(int64(d)*2/5+1))
+}
+
+// backoff of the nth failure in a row of a step: 1 s doubling to limit, spread.
+func backoff(n int, limit time.Duration) time.Duration {
+	d := time.Second
+	for i := 1; i < n && d < limit; i++ {
+		d *= 2
+	}
+	return jitter(min(d, limit))
+}
+
+func errClosed() error {
+	return fault.Errorf(fault.Unavailable, "serving", "the runtime is shutting down")
+}

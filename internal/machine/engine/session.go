@@ -1,0 +1,263 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	guestv1 "imp.dev/imp/api/guest/v1"
+	"imp.dev/imp/internal/console"
+	"imp.dev/imp/internal/fault"
+	"imp.dev/imp/internal/guest"
+	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/machine/plan"
+	"imp.dev/imp/internal/vmm"
+)
+
+const (
+	// trimPeriod is how often a console is kept short. A serial port carries about 1 MB/s.
+	trimPeriod = 10 * time.Second
+	// lastWords is how long a report that is on its way is waited for once the machine has ended.
+	lastWords = time.Second
+	// overPatience is how long a guest that says it is gone may be ahead of its machine.
+	overPatience = 2 * time.Second
+	// eagerProbe is the pace until a guest was ready for the first time.
+	eagerProbe = time.Second
+)
+
+// session is the living side of one run: the VMM, the guest's client, and the goroutines that listen to both.
+type session struct {
+	worker   *worker
+	instance vmm.Instance
+	client   guest.Client
+	life     context.Context
+	end      context.CancelFunc
+	group    sync.WaitGroup
+
+	waiting bool
+	waited  chan struct{} // closed when the guest's report is there or will never be
+}
+
+// openSession takes a run that was launched or recovered. It listens to the machine from now on.
+func (w *worker) openSession(ctx context.Context, instance vmm.Instance) {
+	s := &session{worker: w, instance: instance, waited: make(chan struct{})}
+	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
+	s.client = w.engine.config.Guest(func(ctx context.Context) (c net.Conn, err error) {
+		c, err = instance.DialGuest(ctx)
+		if errors.Is(err, vmm.ErrGone) {
+			err = errors.Join(guest.ErrGone, err)
+		}
+		return c, err
+	})
+	w.session = s
+	w.setObserved(plan.Alive)
+	s.listen(func() {
+		select {
+		case <-instance.Done():
+			w.setObserved(plan.Over)
+		case <-s.life.Done():
+		}
+	})
+	s.listen(func() { console.Keep(s.life, w.engine.clock, w.engine.paths.console(w.id), trimPeriod, w.log) })
+}
+
+func (s *session) listen(f func()) {
+	s.group.Add(1)
+	go func() {
+		defer s.group.Done()
+		f()
+	}()
+}
+
+// follow listens to the workload: its end, and its readiness. Repeating it is free.
+func (s *session) follow() {
+	if s.waiting {
+		return
+	}
+	s.waiting = true
+	s.listen(s.waitForExit)
+	s.listen(s.probeLoop)
+}
+
+func (s *session) waitForExit() {
+	defer close(s.waited)
+	w := s.worker
+	for {
+		exit, err := s.client.Wait(s.life)
+		switch {
+		case err == nil:
+			w.mu.Lock()
+			w.guestExit = &exit
+			w.abortLocked()
+			w.mu.Unlock()
+			return
+		case s.life.Err() != nil, errors.Is(err, guest.ErrGone):
+			return
+		}
+		w.log.Warn("guest's exit could not be asked for", "error", err)
+		if !s.pause(time.Second) {
+			return
+		}
+	}
+}
+
+// stop asks the guest to end its workload, for as long as it takes until it has heard.
+func (s *session) stop(grace time.Duration) {
+	s.listen(func() {
+		for {
+			err := s.client.Stop(s.life, guestv1.Stop{GraceMillis: grace.Milliseconds()})
+			if err == nil || s.life.Err() != nil || errors.Is(err, guest.ErrGone) {
+				return
+			}
+			s.worker.log.Warn("guest could not be asked to stop", "error", err)
+			if !s.pause(time.Second) {
+				return
+			}
+		}
+	})
+}
+
+func (s *session) pause(d time.Duration) bool {
+	t := s.worker.engine.clock.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C():
+		return true
+	case <-s.life.Done():
+		return false
+	}
+}
+
+// probeLoop asks for readiness by the probe of the present Spec, which may change while the guest runs.
+func (s *session) probeLoop() {
+	w, clk := s.worker, s.worker.engine.clock
+	began, failures, ready := clk.Now(), 0, false
+	for {
+		p := w.recordNow().Spec.Probe
+		period := 10 * time.Second
+		if p == nil {
+			w.probed(true, "", "")
+		} else {
+			ok, reason, message := s.probe(*p)
+			period = p.Period
+			switch {
+			case s.life.Err() != nil:
+				return
+			case ok:
+				failures, ready = 0, true
+				w.probed(true, "", "")
+			default:
+				failures++
+				patience := time.Duration(p.FailureThreshold-1) * p.Period
+				if (ready && failures >= p.FailureThreshold) || (!ready && clk.Since(began) >= patience) {
+					w.probed(false, reason, message)
+				}
+			}
+			if !ready {
+				period = min(period, eagerProbe)
+			}
+		}
+		if !s.pause(period) {
+			return
+		}
+	}
+}
+
+func (s *session) probe(p machine.Probe) (ok bool, reason fault.Reason, message string) {
+	ctx, cancel := context.WithCancel(s.life)
+	defer cancel()
+	t := s.worker.engine.clock.NewTimer(p.Timeout + p.Period)
+	defer t.Stop()
+	go func() {
+		select {
+		case <-t.C():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	r, err := s.client.Probe(ctx, guestv1.Probe{Port: p.Port, Path: p.Path, TimeoutMillis: p.Timeout.Milliseconds()})
+	switch {
+	case err != nil:
+		return false, machine.ReasonGuestSilent, "the guest could not be asked to probe: " + err.Error()
+	case !r.Healthy:
+		return false, machine.ReasonProbeFailing, r.Message
+	}
+	return true, "", ""
+}
+
+// probed notes a probe's answer where the workload runs.
+func (w *worker) probed(ok bool, reason fault.Reason, message string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b := w.record.Boot
+	if b == nil || b.StartedAt == nil || b.Exit != nil {
+		return
+	}
+	next := w.record.Clone()
+	if next.Probed(ok, reason, message, w.engine.clock.Now()) {
+		w.keepLocked(next)
+	}
+}
+
+func (w *worker) setObserved(v plan.VMM) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.observed = v
+	if v == plan.Over {
+		w.abortLocked()
+	}
+}
+
+// awaitOver waits until the machine is known to have ended; false if it does not soon.
+func (w *worker) awaitOver(ctx context.Context) bool {
+	if w.session == nil {
+		return true
+	}
+	t := w.engine.clock.NewTimer(overPatience)
+	defer t.Stop()
+	select {
+	case <-w.session.instance.Done():
+		w.setObserved(plan.Over)
+		return true
+	case <-t.C():
+		return false
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// report gives the guest's exit; once the machine has ended it waits a moment for one that is on its way.
+func (w *worker) report(ctx context.Context) *guestv1.Exit {
+	if s := w.session; s != nil && s.waiting {
+		t := w.engine.clock.NewTimer(lastWords)
+		defer t.Stop()
+		w.mu.Lock()
+		over := w.observed == plan.Over
+		w.mu.Unlock()
+		if over {
+			select {
+			case <-s.waited:
+			case <-t.C():
+			case <-ctx.Done():
+			}
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.guestExit
+}
+
+// closeSession lets go of the run; the VMM goes on.
+func (w *worker) closeSession() {
+	s := w.session
+	if s == nil {
+		return
+	}
+	w.session = nil
+	s.end()
+	_ = s.client.Close()
+	s.group.Wait()
+	_ = s.instance.Close()
+}
