@@ -43,6 +43,28 @@ func (s *Server) prepareBoot(ctx context.Context) error {
 	})
 }
 
+// placePrograms copies Imp's programs if the users they run as cannot reach them, as below a home folder of mode 0700.
+func (s *Server) placePrograms(context.Context) error {
+	s.binDir = s.opts.BinDir
+	if reachableByOthers(s.opts.BinDir) {
+		return nil
+	}
+	s.binDir = filepath.Join(s.Places.Data, "bin")
+	if err := os.MkdirAll(s.binDir, 0o755); err != nil {
+		return fmt.Errorf("placing programs: %w", err)
+	}
+	for _, program := range s.opts.programs() {
+		to := filepath.Join(s.binDir, program)
+		if err := copyFile(filepath.Join(s.opts.BinDir, program), to); err != nil {
+			return fmt.Errorf("placing programs: %w", err)
+		}
+		if err := os.Chmod(to, 0o755); err != nil {
+			return fmt.Errorf("placing programs: %w", err)
+		}
+	}
+	return nil
+}
+
 func copyFile(from, to string) error {
 	source, err := os.Open(from)
 	if err != nil {

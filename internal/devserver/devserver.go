@@ -38,6 +38,7 @@ type Server struct {
 	unlock    func()
 	listeners []*http.Server
 	boot      bootFiles
+	binDir    string
 
 	// refresh renews tokens until the server stops.
 	refresh    context.CancelFunc
@@ -80,7 +81,7 @@ func Up(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, err
 	}
 	for _, step := range []func(context.Context) error{
-		s.makeFolders, s.startRegistry, s.prepareBoot, s.startControlPlane, s.startOperator, s.startNodes,
+		s.makeFolders, s.placePrograms, s.startRegistry, s.prepareBoot, s.startControlPlane, s.startOperator, s.startNodes,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err

@@ -104,7 +104,7 @@ func (s *Server) PID(program Program, node string) int {
 func (s *Server) launch(key programKey) (*child.Process, error) {
 	spec := child.Spec{
 		Name:    key.String(),
-		Path:    filepath.Join(s.opts.BinDir, string(key.program)),
+		Path:    filepath.Join(s.binDir, string(key.program)),
 		Env:     []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "TMPDIR=" + os.TempDir()},
 		LogFile: filepath.Join(s.Places.Logs(), key.String()+".log"),
 	}
