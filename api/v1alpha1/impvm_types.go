@@ -61,7 +61,7 @@ type ImpVMSpec struct {
 	ClassRef *ClassReference `json:"classRef,omitempty"`
 	// Image is an OCI image reference: [REGISTRY[:PORT]/]REPOSITORY[:TAG][@sha256:DIGEST].
 	// +kubebuilder:validation:MaxLength=1024
-	// +kubebuilder:validation:XValidation:rule="self.matches('^(([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\\\\[[0-9a-fA-F:]+\\\\])(:[0-9]{1,5})?/)?[a-z0-9]+(([.]|_{1,2}|-+)[a-z0-9]+)*(/[a-z0-9]+(([.]|_{1,2}|-+)[a-z0-9]+)*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[a-f0-9]{64})?$')",message="must be an image reference, [REGISTRY[:PORT]/]REPOSITORY[:TAG][@sha256:DIGEST], with the repository in lower case"
+	// +kubebuilder:validation:XValidation:rule="self.matches('^(([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?([.][A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*|\\\\[[0-9a-fA-F:]+\\\\])(:[0-9]{1,5})?/)?[a-z0-9]+(([.]|_{1,2}|-+)[a-z0-9]+)*(/[a-z0-9]+(([.]|_{1,2}|-+)[a-z0-9]+)*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[a-f0-9]{64})?$')",message="must be an image reference, [REGISTRY[:PORT]/]REPOSITORY[:TAG][@sha256:DIGEST], with the repository in lower case"
 	Image string `json:"image"`
 	// ImagePullPolicy is Always, IfNotPresent or Never. Without one it is Always for the tag latest or none, else IfNotPresent;
 	// that rule is the agent's, so that the field says only what a user wrote.
