@@ -44,6 +44,11 @@ func Refuse(req Requirements, c *Candidate) []Reason {
 	return nil
 }
 
+// Room gives what the node lacks for the VM: arch and budget alone, for a VM that is on the node already.
+func Room(req Requirements, c *Candidate) []Reason {
+	return append(arch(req, c), budget(req, c)...)
+}
+
 func enabled(_ Requirements, c *Candidate) []Reason {
 	if c.Node.Labels[v1alpha1.LabelEnabled] == "true" {
 		return nil
