@@ -175,7 +175,7 @@ func allReached(vms []v1alpha1.ImpVM) (bool, error) {
 			open++
 		}
 	}
-	return open == 0, errors.Join(wrong...)
+	return open == 0 && len(wrong) == 0, errors.Join(wrong...)
 }
 
 // consoles prints what each guest said, and checks it.
