@@ -21,7 +21,7 @@ func CopyConsole(ctx context.Context, socket, id string, follow bool, out io.Wri
 	if err != nil {
 		return fmt.Errorf("reaching the runtime at %s: %w", socket, err)
 	}
-	defer runtime.Close()
+	defer func() { _ = runtime.Close() }()
 	ticker := time.NewTicker(followEvery)
 	defer ticker.Stop()
 	for offset := int64(0); ; {

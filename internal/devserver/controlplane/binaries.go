@@ -10,10 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -154,13 +156,13 @@ func (s buildStep) build(ctx context.Context, cacheDir string, progress func(str
 			return err
 		}
 	}
-	for name, pkg := range s.programs {
+	for _, name := range slices.Sorted(maps.Keys(s.programs)) {
 		final := filepath.Join(dir, name)
 		if _, err := os.Stat(final); err == nil {
 			continue
 		}
 		built := filepath.Join(source, name)
-		if err := goBuild(ctx, source, built, pkg, s.ldflags, progress); err != nil {
+		if err := goBuild(ctx, source, built, s.programs[name], s.ldflags, progress); err != nil {
 			return fmt.Errorf("building %s: %w", name, err)
 		}
 		if err := os.Rename(built, final); err != nil {

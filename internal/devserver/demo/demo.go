@@ -38,7 +38,8 @@ func Run(ctx context.Context, opts devserver.Options, out io.Writer) (err error)
 		return fmt.Errorf("making the demo's folder: %w", err)
 	}
 	opts.Dir, opts.RegistryPort = dir, 0
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // VMMs run as users of their own and must get to their files
+	// VMMs run as users of their own and must get to their files.
+	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
 	server, err := devserver.Up(ctx, opts)

@@ -143,7 +143,7 @@ func isDockerSave(path string) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		defer unzipped.Close()
+		defer func() { _ = unzipped.Close() }()
 		stream = unzipped
 	}
 	for archive, first := tar.NewReader(stream), true; ; first = false {
