@@ -131,7 +131,7 @@ func TestAgent(t *testing.T) {
 		w.start()
 		w.vm("big")
 		got := w.awaitVM("big", "is given back", func(vm *v1alpha1.ImpVM) bool { return vm.Status.ReleasedAssignment == 1 })
-		if !has(v1alpha1.ConditionStarted, "False", string(fault.NoCapacity))(got) || got.Status.Phase != v1alpha1.PhaseStarting {
+		if !has(v1alpha1.ConditionReady, "False", string(fault.NoCapacity))(got) || got.Status.Phase != v1alpha1.PhaseStarting {
 			t.Errorf("status is %+v", got.Status)
 		}
 	})

@@ -38,7 +38,11 @@ func (k *kicker) start(_ context.Context, queue workqueue.TypedRateLimitingInter
 	return nil
 }
 
+// kick has the VMs of a name looked at. A tombstone of a VM that the runtime never had is without a name, and of no interest.
 func (k *kicker) kick(name types.NamespacedName) {
+	if name.Name == "" {
+		return
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	r := reconcile.Request{NamespacedName: name}

@@ -38,7 +38,7 @@ func stages(vm *v1alpha1.ImpVM, o Observation, final *machine.Exit) []stage {
 	case o.Released && o.Problem == nil:
 		out = all(metav1.ConditionFalse, ReasonReleased, "nothing of the VM is left on node "+vm.Status.NodeName)
 	case o.Status != nil:
-		out = fromChecks(vm, o.Status)
+		out = fromChecks(o.Status)
 	default:
 		out = all(metav1.ConditionUnknown, v1alpha1.ReasonPending, "waiting for the node's runtime")
 	}
@@ -50,12 +50,7 @@ func stages(vm *v1alpha1.ImpVM, o Observation, final *machine.Exit) []stage {
 		}
 	}
 	if o.Problem != nil {
-		for i := range out {
-			if out[i].Type == conditionOf(o.Problem.Reason) {
-				out[i].Status, out[i].at = metav1.ConditionFalse, time.Time{}
-				out[i].Reason, out[i].Message = string(o.Problem.Reason), Message(o.Problem.Error())
-			}
-		}
+		putProblem(out, o)
 	}
 	out = append(out, restartRequired(o.Status))
 	for i := range out {
@@ -65,6 +60,21 @@ func stages(vm *v1alpha1.ImpVM, o Observation, final *machine.Exit) []stage {
 		}
 	}
 	return out
+}
+
+// putProblem says the problem where it belongs. Where the runtime has nothing of the VM, the stages before that one wait for the same
+// reason: it must be the one that Ready shows, and Ready shows the first stage that is not true.
+func putProblem(out []stage, o Observation) {
+	for i := range out {
+		here := out[i].Type == conditionOf(o.Problem.Reason)
+		if here || o.Status == nil {
+			out[i].Reason, out[i].Message = string(o.Problem.Reason), Message(o.Problem.Error())
+		}
+		if here {
+			out[i].Status, out[i].at = metav1.ConditionFalse, time.Time{}
+			return
+		}
+	}
 }
 
 func stageTypes() []string {
@@ -93,15 +103,15 @@ func conditionOf(r fault.Reason) string {
 	}
 }
 
-func fromChecks(vm *v1alpha1.ImpVM, st *machine.Status) []stage {
+func fromChecks(st *machine.Status) []stage {
 	out := []stage{
 		fromCheck(v1alpha1.ConditionDiskReady, st.Disk, "the image and the VM's own disk are ready", "preparing the image and the disk"),
 		fromCheck(v1alpha1.ConditionNetworkReady, st.Network, "the guest's interfaces are ready", "waiting for the disk"),
 		fromCheck(v1alpha1.ConditionStarted, st.Started, "the workload is running", "waiting for the guest to start"),
 		fromCheck(v1alpha1.ConditionGuestReady, st.GuestReady, "the guest is ready", "waiting for the guest to be ready"),
 	}
-	if c, ok := backingOff(vm, st); ok {
-		out[2] = c
+	if crashLooping(st) {
+		out[2].Reason = v1alpha1.ReasonCrashLoopBackOff
 	}
 	return out
 }
@@ -127,21 +137,9 @@ func fromCheck(conditionType string, c machine.Check, done, waiting string) stag
 	return s
 }
 
-// backingOff says of a VM between two boots why it waits and until when. A stage that fails before the workload was started
-// keeps its own reason, which tells more.
-func backingOff(vm *v1alpha1.ImpVM, st *machine.Status) (stage, bool) {
-	next := st.History.NextTryAt
-	if st.State != machine.Pending || st.LastExit == nil || next == nil || st.History.StartFailures > 0 {
-		return stage{}, false
-	}
-	reason := v1alpha1.ReasonBackingOff
-	if st.History.Attempts > 1 {
-		reason = v1alpha1.ReasonCrashLoopBackOff
-	}
-	return stage{at: st.LastExit.At, Condition: metav1.Condition{
-		Type: v1alpha1.ConditionStarted, Status: metav1.ConditionFalse, Reason: reason,
-		Message: fmt.Sprintf("%s; next start at %s", exitMessage(st.LastExit), next.UTC().Format(time.RFC3339)),
-	}}, true
+// crashLooping: a workload that keeps failing is told apart from one that ended as it may and is started again.
+func crashLooping(st *machine.Status) bool {
+	return st.Started.Reason == machine.ReasonBackingOff && st.History.Attempts > 1
 }
 
 func ended(conditionType string, final *machine.Exit) stage {
