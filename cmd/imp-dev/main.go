@@ -13,6 +13,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends at once; the next start cleans up
 	err := command.New().ExecuteContext(ctx)
 	stop()
 	if err != nil {

@@ -46,6 +46,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	running  map[programKey]*child.Process
+	metrics  map[programKey]string // addresses
 	ended    chan error
 	stopping bool
 }
@@ -70,7 +71,7 @@ func Up(ctx context.Context, opts Options) (_ *Server, err error) {
 	}
 	s := &Server{
 		Places: places, opts: opts, unlock: unlock, group: child.NewGroup(),
-		running: map[programKey]*child.Process{}, ended: make(chan error, 64),
+		running: map[programKey]*child.Process{}, metrics: map[programKey]string{}, ended: make(chan error, 64),
 	}
 	defer func() {
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -63,6 +64,13 @@ func (s *Server) Start(program Program, node string) error {
 	if p := s.running[key]; p != nil && p.Running() {
 		return fmt.Errorf("starting %s: it runs", key)
 	}
+	if s.metrics[key] == "" {
+		address, err := freeAddress()
+		if err != nil {
+			return err
+		}
+		s.metrics[key] = address
+	}
 	p, err := s.launch(key)
 	if err != nil {
 		return err
@@ -99,8 +107,24 @@ func (s *Server) PID(program Program, node string) int {
 	return 0
 }
 
+// Metrics is the address (host:port) of a program's metrics; it stays over Kill and Start.
+func (s *Server) Metrics(program Program, node string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.metrics[programKey{program: program, node: node}]
+}
+
+// freeAddress gives a loopback address that was free a moment ago.
+func freeAddress() (string, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("finding a free port: %w", err)
+	}
+	return listener.Addr().String(), listener.Close()
+}
+
 // launch is the only place where a program of Imp is started. Once nodes have network namespaces of their own, this is
-// where a process enters one.
+// where a process enters one. mu is held.
 func (s *Server) launch(key programKey) (*child.Process, error) {
 	spec := child.Spec{
 		Name:    key.String(),
@@ -123,7 +147,7 @@ func (s *Server) launch(key programKey) (*child.Process, error) {
 func (s *Server) operatorArgs() []string {
 	return []string{
 		"--kubeconfig=" + filepath.Join(s.Places.credentials(operatorProgram), "kubeconfig"),
-		"--metrics-addr=127.0.0.1:0", "--health-addr=127.0.0.1:0",
+		"--metrics-addr=" + s.metrics[programKey{program: Operator}], "--health-addr=127.0.0.1:0",
 	}
 }
 
@@ -132,7 +156,7 @@ func (s *Server) agentArgs(node string) []string {
 		"--node=" + node,
 		"--kubeconfig=" + filepath.Join(s.Places.credentials(agentProgram+"-"+node), "kubeconfig"),
 		"--runtime-socket=" + s.Places.RuntimeSocket(node),
-		"--metrics-addr=127.0.0.1:0",
+		"--metrics-addr=" + s.metrics[programKey{program: Agent, node: node}],
 	}
 	return append(args, s.opts.AgentArgs...)
 }
@@ -147,7 +171,7 @@ func (s *Server) runtimeArgs(node string) []string {
 		"--budget-cpu=" + strconv.FormatInt(s.opts.VCPU, 10),
 		"--budget-memory-mib=" + strconv.FormatInt(s.opts.MemoryMiB, 10),
 		"--budget-disk-gib=" + strconv.FormatInt(s.opts.DiskGiB, 10),
-		"--metrics-addr=127.0.0.1:0",
+		"--metrics-addr=" + s.metrics[programKey{program: Runtime, node: node}],
 	}
 	if s.opts.VMM == "qemu" {
 		args = append(args, "--accel="+s.opts.Accel, "--kernel="+s.boot.kernel, "--initramfs="+s.boot.initramfs)

@@ -109,7 +109,7 @@ func (o Options) withBudget() (Options, error) {
 		o.VCPU = int64(max(4, 4*runtime.NumCPU()))
 	}
 	if o.MemoryMiB == 0 {
-		o.MemoryMiB = int64(info.Totalram*uint64(info.Unit)>>20) * 3 / 4 / int64(o.Nodes) //nolint:unconvert // Totalram has another width elsewhere
+		o.MemoryMiB = int64(info.Totalram*uint64(info.Unit)>>20) * 3 / 4 / int64(o.Nodes)
 	}
 	if o.DiskGiB == 0 {
 		o.DiskGiB = 100 // sparse

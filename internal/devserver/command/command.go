@@ -125,6 +125,12 @@ The registry is %s (imp-dev image push DIR %s/NAME:TAG; imp-dev image demo for e
 	if server.PrivateRegistry != "" {
 		fmt.Fprintf(out, "The same images, but with a password: %s\n", server.PrivateRegistry)
 	}
+	fmt.Fprintf(out, "Metrics: http://%s/metrics (operator)", server.Metrics(devserver.Operator, ""))
+	for _, node := range server.NodeNames() {
+		fmt.Fprintf(out, ", http://%s/metrics and http://%s/metrics (agent and runtime of %s)",
+			server.Metrics(devserver.Agent, node), server.Metrics(devserver.Runtime, node), node)
+	}
+	fmt.Fprintln(out)
 	fmt.Fprintf(out, "Logs are in %s. Ctrl-C stops everything and removes the VMs.\n\n", server.Places.Logs())
 }
 

@@ -92,7 +92,7 @@ func (p *packer) header(path, relative string, info fs.FileInfo) (*tar.Header, e
 	header.AccessTime, header.ChangeTime = time.Time{}, time.Time{}
 	header.Format = tar.FormatPAX
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok && info.Mode().IsRegular() && stat.Nlink > 1 {
-		key := [2]uint64{uint64(stat.Dev), stat.Ino}
+		key := [2]uint64{stat.Dev, stat.Ino}
 		if first, seen := p.links[key]; seen {
 			header.Typeflag, header.Linkname, header.Size = tar.TypeLink, first, 0
 			return header, nil
