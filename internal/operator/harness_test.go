@@ -19,11 +19,11 @@ import (
 	"imp.dev/imp/internal/operator/place"
 	"imp.dev/imp/internal/operator/reach"
 
+	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -67,6 +67,7 @@ func newRig(t *testing.T) *rig {
 
 // restart makes the writers anew, with nothing remembered. Reads and writes go through c.
 func (r *rig) restart(c client.Client) {
+	ctrl.SetLogger(logr.Discard())
 	log := slog.New(slog.NewTextHandler(r.t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	scoped := &inNamespace{Client: c, ns: r.ns}
 	r.view = &nodes.View{Cached: c, Live: c, Heartbeats: nodes.NewHeartbeats(r.clock), Clock: r.clock}
@@ -105,8 +106,9 @@ func (c *inNamespace) List(ctx context.Context, list client.ObjectList, opts ...
 type writes struct {
 	mu   sync.Mutex
 	seen []string
-	// fail, if it gives an answer or an error, stands in for the API server.
+	// fail, if it gives an answer or an error, stands in for the API server. Called with the lock released.
 	fail func(*http.Request) (*http.Response, error)
+	next http.RoundTripper
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -114,6 +116,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func (w *writes) wrap(next http.RoundTripper) http.RoundTripper {
+	w.next = next
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		if req.Method == http.MethodGet {
 			return next.RoundTrip(req)
@@ -144,7 +147,12 @@ func (w *writes) take() []string {
 	return seen
 }
 
-var _ = rest.Config{}
+// passOn makes the request after all.
+func (r *rig) passOn(req *http.Request) (*http.Response, error) { return r.writes.next.RoundTrip(req) }
+
+func requestOf(namespace, name string) ctrl.Request {
+	return ctrl.Request{NamespacedName: client.ObjectKey{Namespace: namespace, Name: name}}
+}
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -270,7 +278,7 @@ func (r *rig) get(name string) *v1alpha1.ImpVM {
 // reconcile looks at the VM once as imp-place.
 func (r *rig) reconcile(name string) ctrl.Result {
 	r.t.Helper()
-	result, err := r.place.Reconcile(r.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: r.ns, Name: name}})
+	result, err := r.place.Reconcile(r.t.Context(), requestOf(r.ns, name))
 	must(r.t, err)
 	return result
 }

@@ -56,7 +56,7 @@ func (v *View) Standing(ctx context.Context, name string) (Standing, error) {
 	}
 	for _, taint := range node.Spec.Taints {
 		if taint.Key == corev1.TaintNodeOutOfService {
-			s.Proof, s.Gone = "it carries the taint "+corev1.TaintNodeOutOfService, true
+			s.Proof, s.Gone = "it carries the out-of-service taint", true
 			return s, nil
 		}
 	}

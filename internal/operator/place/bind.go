@@ -225,19 +225,8 @@ func (r *Reconciler) patchFinalizers(ctx context.Context, p *pass, finalizers []
 		return statusapply.Explain(err)
 	}
 	p.read, p.vm.ResourceVersion, p.vm.Finalizers = changed, changed.ResourceVersion, changed.Finalizers
+	r.notes.get(p.read).wrote(p.read, p.now)
 	return nil
-}
-
-// refuse remembers that the node gave the VM back; each time it is left alone for longer.
-func (n *note) refuse(node string, now time.Time) {
-	const shortest, longest = 10 * time.Second, 5 * time.Minute
-	of := n.refused[node]
-	if of == nil {
-		of = &refused{}
-		n.refused[node] = of
-	}
-	of.until = now.Add(min(longest, shortest<<min(of.times, 10)))
-	of.times++
 }
 
 // unbind takes the VM off its node; a later step of the same pass may bind it anew.

@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"imp.dev/imp/api/v1alpha1"
@@ -27,7 +26,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -114,6 +112,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("reading VM: %w", err)
 	}
+	if r.notes.get(read).ahead(read, r.Clock.Now()) {
+		return ctrl.Result{RequeueAfter: afterConflict}, nil // the newer object will start a pass by itself
+	}
 	p := &pass{
 		read: read, vm: read.DeepCopy(), now: r.Clock.Now(),
 		log: r.Log.With("namespace", read.Namespace, "name", read.Name, "vm", read.UID),
@@ -147,7 +148,11 @@ func (r *Reconciler) write(ctx context.Context, p *pass) error {
 	if err != nil || statusapply.Equal(has, want) {
 		return err
 	}
-	return statusapply.Apply(ctx, r.Client, p.read, v1alpha1.ManagerPlace, want)
+	if err := statusapply.Apply(ctx, r.Client, p.read, v1alpha1.ManagerPlace, want); err != nil {
+		return err
+	}
+	r.notes.get(p.read).wrote(p.read, p.now)
+	return nil
 }
 
 // ended does what waits for the outcome of the pass and says when to look again.
@@ -171,46 +176,6 @@ func (r *Reconciler) ended(p *pass, err error) (ctrl.Result, error) {
 		r.Events.Record(e)
 	}
 	return ctrl.Result{RequeueAfter: p.after}, nil
-}
-
-// notes are what is remembered of a VM between passes and may be lost with the process.
-type notes struct {
-	mu sync.Mutex
-	of map[types.NamespacedName]*note
-}
-
-type note struct {
-	uid       types.UID
-	messageAt time.Time           // when Scheduled=False was last written
-	refused   map[string]*refused // by node
-}
-
-// refused is a node that gave the VM back.
-type refused struct {
-	until time.Time
-	times int
-}
-
-// get the note of vm, made if need be. One VM is looked at by one worker at a time, so what is in it needs no lock.
-func (n *notes) get(vm *v1alpha1.ImpVM) *note {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	key := client.ObjectKeyFromObject(vm)
-	if found := n.of[key]; found != nil && found.uid == vm.UID {
-		return found
-	}
-	if n.of == nil {
-		n.of = map[types.NamespacedName]*note{}
-	}
-	made := &note{uid: vm.UID, refused: map[string]*refused{}}
-	n.of[key] = made
-	return made
-}
-
-func (n *notes) forget(key types.NamespacedName) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	delete(n.of, key)
 }
 
 const normal, warning = corev1.EventTypeNormal, corev1.EventTypeWarning
