@@ -37,7 +37,8 @@ type Disks interface {
 
 // Config of an Engine. Everything is required but where a default is named.
 type Config struct {
-	// StateDir survives reboots of the host; RunDir does not and holds sockets and evidence.
+	// Records of StateDir, which survives reboots of the host. RunDir does not; it holds sockets and evidence.
+	Records          *record.Store[plan.Record]
 	StateDir, RunDir string
 	Driver           vmm.Driver
 	Images           image.Store
@@ -91,23 +92,26 @@ type Engine struct {
 
 var _ machine.Service = (*Engine)(nil)
 
-// New takes the state directory, starts a worker for every record there is, and reaps what has none. It does not wait for them.
+// OpenRecords takes a state directory for Config.Records. Its Instance names what the driver makes on the host.
+func OpenRecords(stateDir string, log *slog.Logger) (*record.Store[plan.Record], error) {
+	return record.Open[plan.Record](stateDir, plan.Version, log)
+}
+
+// New takes over the records, starts a worker for every record there is, and reaps what has none. It does not wait for them.
+// The records are closed by Close, or by a New that fails.
 func New(c Config) (*Engine, error) {
 	if c.Limits == (plan.Limits{}) {
 		c.Limits = plan.DefaultLimits()
 	}
-	store, err := record.Open[plan.Record](c.StateDir, plan.Version, c.Log)
-	if err != nil {
-		return nil, fmt.Errorf("opening records: %w", err)
-	}
 	e := &Engine{
-		config: c, records: store, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{},
+		config: c, records: c.Records, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{},
 		paths: paths{state: filepath.Join(c.StateDir, "vm"), run: filepath.Join(c.RunDir, "vm")},
 	}
 	e.life, e.end = context.WithCancel(context.Background())
 	if err := e.load(); err != nil {
 		e.end()
-		_ = store.Close()
+		e.group.Wait()
+		_ = c.Records.Close()
 		return nil, err
 	}
 	e.group.Add(1)

@@ -195,7 +195,7 @@ func (w *worker) remove(assignment int64, grace time.Duration) (machine.Status, 
 	next.Successor = nil
 	next.Spec.Assignment = assignment
 	if next.RemovedAt == nil {
-		before := next.Removal
+		before := w.record.Removal
 		next.OrderRemoval(grace, w.engine.clock.Now())
 		changed = changed || before == nil || before.Grace != next.Removal.Grace
 	}

@@ -60,7 +60,7 @@ func (w *worker) openSession(ctx context.Context, instance vmm.Instance) {
 		case <-s.life.Done():
 		}
 	})
-	s.listen(func() { console.Keep(s.life, w.engine.clock, w.engine.paths.console(w.id), trimPeriod, w.log) })
+	s.listen(func() { console.Keep(s.life, w.engine.clock, trimPeriod, w.log, w.engine.paths.console(w.id)) })
 }
 
 func (s *session) listen(f func()) {

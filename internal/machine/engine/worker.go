@@ -11,7 +11,6 @@ import (
 	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/guest"
 	"imp.dev/imp/internal/image"
-	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/machine/plan"
 	"imp.dev/imp/internal/network"
 )

@@ -1,0 +1,129 @@
+package machinetest
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"imp.dev/imp/internal/cgroup"
+	"imp.dev/imp/internal/guest"
+	"imp.dev/imp/internal/guest/channel"
+	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/machine/engine"
+	"imp.dev/imp/internal/machine/plan"
+	networkfake "imp.dev/imp/internal/network/fake"
+	"imp.dev/imp/internal/process"
+	vmmfake "imp.dev/imp/internal/vmm/fake"
+)
+
+// NewEngine makes a node whose runtime is an engine in this process. The test binary's TestMain must know process.ChildCommand and
+// the fake driver's Command. Wrap, if not nil, puts something between the engine and the suite and says how to end it.
+func NewEngine(t *testing.T, wrap func(t *testing.T, s machine.Service) (machine.Service, func())) *Harness {
+	t.Helper()
+	root := t.TempDir()
+	log := &syncBuffer{}
+	images, err := NewImages(filepath.Join(root, "images"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	network, err := networkfake.New(filepath.Join(root, "network"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &Harness{Images: images, StateDir: filepath.Join(root, "state"), RunDir: filepath.Join(root, "run"), Log: log}
+	h.Attached = func() []string {
+		ids, err := network.Attached(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ids
+	}
+	var e *engine.Engine
+	unwrap := func() {}
+	h.Instance = func() string { return e.Instance() }
+	h.Start = func(t *testing.T) {
+		t.Helper()
+		e = startEngine(t, h, network, log)
+		h.Service = e
+		if wrap != nil {
+			h.Service, unwrap = wrap(t, e)
+		}
+	}
+	h.Stop = func(t *testing.T) {
+		t.Helper()
+		unwrap()
+		if err := e.Close(); err != nil {
+			t.Errorf("closing engine: %v", err)
+		}
+	}
+	h.Start(t)
+	t.Cleanup(func() {
+		unwrap()
+		_ = e.Close()
+		for _, pid := range h.PIDs(t, "") {
+			if p, err := os.FindProcess(pid); err == nil {
+				_ = p.Kill()
+			}
+		}
+	})
+	return h
+}
+
+func startEngine(t *testing.T, h *Harness, network *networkfake.Network, log *syncBuffer) *engine.Engine {
+	t.Helper()
+	logger := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	records, err := engine.OpenRecords(h.StateDir, logger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bootID, err := process.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tree *cgroup.Tree
+	if os.Geteuid() == 0 {
+		if tree, err = cgroup.Open(cgroup.Options{Instance: records.Instance()}); err != nil {
+			t.Logf("without cgroups: %v", err)
+			tree = nil
+		} else {
+			t.Cleanup(func() { _ = tree.Close() })
+		}
+	}
+	clk := clock.RealClock{}
+	limits := plan.DefaultLimits()
+	limits.Boot, limits.Kill, limits.Off = 3*time.Second, time.Second, 2*time.Second
+	e, err := engine.New(engine.Config{
+		Records: records, StateDir: h.StateDir, RunDir: h.RunDir,
+		Driver: vmmfake.New(vmmfake.Options{Launcher: process.New(process.Options{}), Instance: records.Instance(), Cgroups: tree, Log: logger, Clock: clk}),
+		Images: h.Images, Disks: Disks{}, Network: network,
+		Guest:  func(dial guest.Dialer) guest.Client { return channel.New(dial, clk, logger) },
+		Budget: plan.Need{VCPU: 32, MemoryMiB: 32 << 10, DiskGiB: 1 << 10}, HostBootID: bootID, Limits: limits, Architecture: "amd64", Clock: clk, Log: logger,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}

@@ -1,0 +1,219 @@
+package machinetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"imp.dev/imp/internal/fault"
+	guestfake "imp.dev/imp/internal/guest/fake"
+	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/network"
+	vmmfake "imp.dev/imp/internal/vmm/fake"
+)
+
+func stateChecks() []Check {
+	return []Check{
+		{"Watch tells every VM, then Synced once, then every change with a higher revision", watching},
+		{"a running VM outlives the runtime and is the same afterwards", adopted},
+		{"a runtime that ends while a guest boots goes on with it, and starts its workload once", restartedBooting},
+		{"a stop that was ordered goes on after a restart", restartedStopping},
+		{"the console is read from any offset, and of a VM that is not known not at all", consoleReading},
+		{"what has no record is reaped at the start", orphans},
+	}
+}
+
+func churnChecks() []Check {
+	return []Check{{"twenty VMs that come and go while the runtime is restarted leave nothing", churn}}
+}
+
+func watching(t *testing.T, h *Harness) {
+	first, second := NewSpec(WithScript(vmmfake.Script{})), NewSpec(WithScript(exits(0, 0, "")))
+	ensure(t, h, first)
+	awaitState(t, h, first.ID, machine.Running)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	synced, before, done := 0, 0, errors.New("done")
+	revisions := map[string]int64{}
+	err := h.Service.Watch(ctx, func(u machine.Update) error {
+		if u.Synced {
+			synced++
+			ensure(t, h, second)
+			return nil
+		}
+		if synced == 0 {
+			before++
+		}
+		if u.Status.Revision <= revisions[u.Status.ID] {
+			return fmt.Errorf("revision %d after %d", u.Status.Revision, revisions[u.Status.ID])
+		}
+		revisions[u.Status.ID] = u.Status.Revision
+		if u.Status.ID == second.ID && u.Status.State == machine.Finished {
+			return done
+		}
+		return nil
+	})
+	if !errors.Is(err, done) || synced != 1 || before != 1 {
+		t.Fatalf("got %v, %d times synced, %d VMs before", err, synced, before)
+	}
+}
+
+func adopted(t *testing.T, h *Harness) {
+	s := NewSpec(IsPersistent, WithScript(vmmfake.Script{}), func(s *machine.Spec) {
+		s.Interfaces = []network.Interface{{Name: "eth0", MAC: "02:00:00:00:00:01", Addresses: []string{"10.0.0.2/24"}}}
+	})
+	ensure(t, h, s)
+	before := awaitState(t, h, s.ID, machine.Running)
+	pids := h.PIDs(t, s.ID)
+	var st machine.Status
+	for n := range int64(3) {
+		h.Restart(t)
+		st = await(t, h, s.ID, "adopted", func(st machine.Status) bool { return st.Counters.Adopted == n+1 && st.State == machine.Running })
+	}
+	if now := h.PIDs(t, s.ID); len(now) != 1 || now[0] != pids[0] || st.Incarnation != 1 || !st.StartedAt.Equal(*before.StartedAt) {
+		t.Fatalf("VMMs %v, before %v: %s", now, pids, pretty(st))
+	}
+	remove(t, h, s, time.Second)
+	awaitState(t, h, s.ID, machine.Removed)
+	noLeftovers(t, h)
+}
+
+func restartedBooting(t *testing.T, h *Harness) {
+	s := NewSpec(WithScript(vmmfake.Script{Guest: guestfake.Script{ConfigureMillis: 500, BootMillis: 300}}))
+	ensure(t, h, s)
+	await(t, h, s.ID, "booting", func(st machine.Status) bool { return st.Run == 1 })
+	for range 3 {
+		h.Restart(t)
+	}
+	st := awaitState(t, h, s.ID, machine.Running)
+	if st.Incarnation != 1 || len(h.PIDs(t, s.ID)) != 1 {
+		t.Fatalf("after restarts in the middle of a boot: %s", pretty(st))
+	}
+}
+
+func restartedStopping(t *testing.T, h *Harness) {
+	s := NewSpec(WithScript(vmmfake.Script{Guest: guestfake.Script{IgnoreStop: true}}))
+	ensure(t, h, s)
+	awaitState(t, h, s.ID, machine.Running)
+	remove(t, h, s, time.Second)
+	h.Restart(t)
+	st := awaitState(t, h, s.ID, machine.Removed)
+	if st.LastExit == nil || st.LastExit.Verdict != machine.Stopped {
+		t.Fatalf("ended as %s", pretty(st.LastExit))
+	}
+	noLeftovers(t, h)
+}
+
+func consoleReading(t *testing.T, h *Harness) {
+	s := NewSpec(WithScript(exits(0, 0, "0123456789\n")))
+	ensure(t, h, s)
+	awaitState(t, h, s.ID, machine.Finished)
+	all, err := h.Service.Console(t.Context(), s.ID, 0, 1<<20)
+	if err != nil || all.Size != int64(len(all.Data)) || !strings.Contains(string(all.Data), "0123456789") {
+		t.Fatalf("got %+v, %v", all, err)
+	}
+	part, err := h.Service.Console(t.Context(), s.ID, 3, 4)
+	if err != nil || part.Offset != 3 || string(part.Data) != string(all.Data[3:7]) {
+		t.Fatalf("got %+v, %v", part, err)
+	}
+	last, err := h.Service.Console(t.Context(), s.ID, -5, 100)
+	if err != nil || string(last.Data) != string(all.Data[len(all.Data)-5:]) {
+		t.Fatalf("got %+v, %v", last, err)
+	}
+	end, err := h.Service.Console(t.Context(), s.ID, all.Size, 100)
+	if err != nil || len(end.Data) != 0 || end.Size != all.Size {
+		t.Fatalf("got %+v, %v", end, err)
+	}
+	_, err = h.Service.Console(t.Context(), "nobody", 0, 100)
+	wantFault(t, err, fault.NotFound)
+}
+
+func orphans(t *testing.T, h *Harness) {
+	s := NewSpec(WithScript(vmmfake.Script{}))
+	ensure(t, h, s)
+	awaitState(t, h, s.ID, machine.Running)
+	h.Stop(t)
+	h.loseRecord(t, s.ID)
+	h.Start(t)
+	noLeftovers(t, h)
+	if _, known := status(t, h, s.ID); known {
+		t.Fatal("a VM without record is known")
+	}
+}
+
+func churn(t *testing.T, h *Harness) {
+	scripts := []vmmfake.Script{
+		{}, exits(0, 50*time.Millisecond, "x"), exits(1, 0, ""), ends(vmmfake.Panic, 20*time.Millisecond), ends(vmmfake.Killed, 0),
+		{StartError: "broken"}, {Guest: guestfake.Script{Silent: true}}, {Guest: guestfake.Script{DropEveryMillis: 50}},
+	}
+	var service sync.RWMutex // held for writing while the runtime is down
+	var group sync.WaitGroup
+	for n := range 20 {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			random := rand.New(rand.NewPCG(uint64(n), 7))
+			s := NewSpec(WithScript(scripts[n%len(scripts)]), func(s *machine.Spec) {
+				if n%2 == 0 {
+					IsPersistent(s)
+				}
+				if n%3 == 0 {
+					s.Interfaces = []network.Interface{{Name: "eth0", MAC: "02:00:00:00:00:01"}}
+				}
+			})
+			order := func(f func() error) {
+				service.RLock()
+				defer service.RUnlock()
+				if err := f(); err != nil {
+					t.Errorf("VM %d: %v", n, err)
+				}
+			}
+			order(func() error { _, err := h.Service.Ensure(t.Context(), s); return err })
+			pause := time.NewTimer(time.Duration(random.IntN(1500)) * time.Millisecond)
+			<-pause.C
+			order(func() error {
+				_, err := h.Service.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: 1}, time.Duration(random.IntN(300))*time.Millisecond)
+				return err
+			})
+		}()
+	}
+	stop := make(chan struct{})
+	var restarts sync.WaitGroup
+	restarts.Add(1)
+	go func() {
+		defer restarts.Done()
+		tick := time.NewTicker(300 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			service.Lock()
+			h.Restart(t)
+			service.Unlock()
+		}
+	}()
+	group.Wait()
+	close(stop)
+	restarts.Wait()
+	eventually(t, "every VM Removed", func() bool {
+		list, err := h.Service.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, st := range list {
+			if st.State != machine.Removed {
+				return false
+			}
+		}
+		return len(list) == 20
+	})
+	noLeftovers(t, h)
+}
