@@ -129,7 +129,7 @@ func freePorts(n int) ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("finding a free port: %w", err)
 		}
-		defer l.Close() // all stay open until the last is known, so that they differ
+		defer func() { _ = l.Close() }() // all stay open until the last is known, so that they differ
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
 	}
 	return ports, nil

@@ -216,9 +216,12 @@ func poll(ctx context.Context, what string, ask func(context.Context) (bool, err
 		if done {
 			return nil
 		}
+		if err == nil {
+			err = errors.New("not yet")
+		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s: %w (last answer: %v)", what, ctx.Err(), err)
+			return fmt.Errorf("waiting for %s: %w (last answer: %w)", what, ctx.Err(), err)
 		case <-ticker.C:
 		}
 	}

@@ -50,7 +50,7 @@ func Clean(ctx context.Context, a Area) (found []string, err error) {
 		}
 		select {
 		case <-ctx.Done():
-			return found, fmt.Errorf("removing what an earlier run left: %w (processes %v, cgroups: %v)", ctx.Err(), processes, left)
+			return found, errors.Join(fmt.Errorf("removing what VMs left: %w; these do not die: %v", ctx.Err(), processes), left)
 		case <-ticker.C:
 		}
 	}
@@ -118,7 +118,8 @@ func (a Area) owns(pid int) bool {
 		return false
 	}
 	program := filepath.Base(strings.TrimSuffix(exe, " (deleted)"))
-	if program == "imp-dev" || !(strings.HasPrefix(program, "imp-") || strings.HasPrefix(program, "qemu-system-") || program == "firecracker") {
+	ours := strings.HasPrefix(program, "imp-") && program != "imp-dev" || strings.HasPrefix(program, "qemu-system-") || program == "firecracker"
+	if !ours {
 		return false
 	}
 	arguments, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
