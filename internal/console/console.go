@@ -70,8 +70,8 @@ func TrimFile(f *os.File) error {
 	return nil
 }
 
-// Keep trims the console every interval until ctx ends. A file system that has no holes is told once.
-func Keep(ctx context.Context, clk clock.WithTicker, path string, interval time.Duration, log *slog.Logger) {
+// Keep trims the consoles, or logs of that kind, every interval until ctx ends. A file system that has no holes is told once.
+func Keep(ctx context.Context, clk clock.WithTicker, interval time.Duration, log *slog.Logger, paths ...string) {
 	ticker := clk.NewTicker(interval)
 	defer ticker.Stop()
 	told := false
@@ -81,9 +81,11 @@ func Keep(ctx context.Context, clk clock.WithTicker, path string, interval time.
 			return
 		case <-ticker.C():
 		}
-		if err := Trim(path); err != nil && !told {
-			told = true
-			log.Warn("Console cannot be kept short", "path", path, "err", err)
+		for _, path := range paths {
+			if err := Trim(path); err != nil && !told {
+				told = true
+				log.Warn("Console cannot be kept short", "path", path, "err", err)
+			}
 		}
 	}
 }

@@ -143,7 +143,7 @@ func TestKeepTrimsAtEveryTick(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		Keep(t.Context(), clk, path, time.Minute, slog.New(slog.NewTextHandler(io.Discard, nil)))
+		Keep(t.Context(), clk, time.Minute, slog.New(slog.NewTextHandler(io.Discard, nil)), path)
 	}()
 	deadline := time.Now().Add(10 * time.Second)
 	for onDisk(t, path) > 3<<20 {

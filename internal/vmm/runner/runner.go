@@ -41,6 +41,8 @@ type Runner struct {
 	Log     *slog.Logger
 	// Sockets are the names in Config.Dir that Destroy removes.
 	Sockets []string
+	// Logs are names in Config.Dir that grow, and are kept short as the console is.
+	Logs []string
 }
 
 // handleData is what Handle.Data holds.
@@ -99,7 +101,11 @@ const (
 func (r *Runner) newRun(c vmm.Config, p process.Process, d handleData) *Run {
 	ctx, cancel := context.WithCancel(context.Background())
 	run := &Run{runner: r, config: c, process: p, data: d, ctx: ctx, cancel: cancel, done: make(chan struct{})}
-	run.tasks.Go(func() { console.Keep(ctx, r.Clock, c.ConsoleLog, trimInterval, r.Log) })
+	kept := []string{c.ConsoleLog, filepath.Join(c.Dir, LogName)}
+	for _, name := range r.Logs {
+		kept = append(kept, filepath.Join(c.Dir, name))
+	}
+	run.tasks.Go(func() { console.Keep(ctx, r.Clock, trimInterval, r.Log, kept...) })
 	run.tasks.Go(func() {
 		select {
 		case <-p.Done():
@@ -256,4 +262,33 @@ func size(path string) int64 {
 		return 0
 	}
 	return info.Size()
+}
+
+// PIDs gives every process of this instance's runs.
+func (r *Runner) PIDs() ([]int, error) {
+	if r.Cgroups == nil {
+		marked, err := findMarked(r.mark(""))
+		pids := make([]int, 0, len(marked))
+		for _, m := range marked {
+			pids = append(pids, m.identity.PID)
+		}
+		return pids, err
+	}
+	names, err := r.Cgroups.List()
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, name := range names {
+		g, err := r.Cgroups.Group(name)
+		if err != nil {
+			continue // not of our making
+		}
+		found, err := g.Procs()
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, found...)
+	}
+	return pids, nil
 }
