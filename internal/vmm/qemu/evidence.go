@@ -40,20 +40,24 @@ func causeOf(m qmpMessage) (vmm.Cause, string) {
 			Reason string `json:"reason"`
 		}
 		_ = json.Unmarshal(m.Data, &d)
-		switch d.Reason {
-		case "guest-shutdown":
-			return vmm.CausePowerOff, "the guest switched the machine off"
-		case "guest-reset":
-			return vmm.CauseReboot, "the guest asked for a reset"
-		case "guest-panic":
-			return vmm.CausePanic, "the guest's kernel panicked"
-		case "host-error":
-			return vmm.CauseVMMError, "QEMU gave up: " + d.Reason
-		default: // host-signal, host-qmp-quit, host-qmp-system-reset, host-ui
-			return vmm.CauseHost, "QEMU was ended by the host: " + d.Reason
-		}
+		return causeOfShutdown(d.Reason)
 	}
 	return vmm.CauseUnknown, ""
+}
+
+func causeOfShutdown(reason string) (vmm.Cause, string) {
+	switch reason {
+	case "guest-shutdown":
+		return vmm.CausePowerOff, "the guest switched the machine off"
+	case "guest-reset":
+		return vmm.CauseReboot, "the guest asked for a reset"
+	case "guest-panic":
+		return vmm.CausePanic, "the guest's kernel panicked"
+	case "host-error":
+		return vmm.CauseVMMError, "QEMU gave up: " + reason
+	default: // host-signal, host-qmp-quit, host-qmp-system-reset, host-ui
+		return vmm.CauseHost, "QEMU was ended by the host: " + reason
+	}
 }
 
 // firstEnd finds the first event that tells of an end in a log of the monitor. Later ones are about what the host then did with the
@@ -108,13 +112,12 @@ func event(c vmm.Config, f *runner.Facts) error {
 		f.Event, f.EventDetail = vmm.CausePanic, "the guest's kernel panicked"
 	case "shutdown":
 		// Power-off and reset end in one run state; the kernel's farewell tells them apart.
-		gone := *f
-		gone.Alive, gone.OOMKills, gone.Log, gone.OtherBoot = false, 0, "", false
-		if e := runner.Decide(gone); e.Cause != vmm.CauseUnknown {
-			f.Event, f.EventDetail = e.Cause, e.Detail
-		} else {
-			f.Event, f.EventDetail = vmm.CausePowerOff, "the machine is off"
+		reason := "guest-shutdown"
+		switch runner.Decide(runner.Facts{Console: f.Console}).Cause {
+		case vmm.CauseReboot, vmm.CausePanic:
+			reason = "guest-reset"
 		}
+		f.Event, f.EventDetail = causeOfShutdown(reason)
 	}
 	return nil
 }
