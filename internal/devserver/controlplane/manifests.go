@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/rand"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -162,9 +163,10 @@ func awaitCRDs(ctx context.Context, c client.Client, objects []*unstructured.Uns
 }
 
 // awaitPolicies returns once admission policies made before the call are enforced. The API server tells nobody when a
-// policy takes effect; but it takes them up together, so a canary made last is enforced last.
+// policy takes effect; but it takes them up together, so a canary made last is enforced last. Its name is new each time, since
+// one that was just deleted is enforced for a moment more.
 func awaitPolicies(ctx context.Context, c client.Client) error {
-	const name = "imp-dev-canary"
+	name := "imp-dev-canary-" + rand.String(8)
 	policy, binding := canary(name)
 	for _, object := range []client.Object{policy, binding} {
 		if err := c.Create(ctx, object); err != nil && !apierrors.IsAlreadyExists(err) {
