@@ -30,7 +30,7 @@ import (
 
 // Disks makes private disks.
 type Disks interface {
-	// Create makes a sparse disk of gib GiB at path, ready for the guest. A file that is there already is replaced.
+	// Create makes a sparse disk of gib GiB at path, ready for the guest. Nothing is at path.
 	// Errors are fault.Errors with DiskFailed.
 	Create(ctx context.Context, path string, gib int64) error
 }

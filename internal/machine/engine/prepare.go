@@ -78,6 +78,10 @@ func (w *worker) doEnsureDisk(ctx context.Context, _ plan.Step) error {
 	if r.Disk != nil {
 		w.log.Warn("private disk discarded: it belongs to another image", "was", r.Disk.BaseDigest, "now", r.Image.Digest)
 	}
+	// A file that is not on record is left over from a try that was interrupted; it holds nothing.
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fault.New(fault.DiskFailed, "removing old private disk", err)
+	}
 	if err := w.engine.config.Disks.Create(ctx, path, r.Spec.DiskGiB); err != nil {
 		return err
 	}

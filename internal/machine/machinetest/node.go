@@ -97,7 +97,7 @@ func startEngine(t *testing.T, h *Harness, network *networkfake.Network, log *sy
 	}
 	clk := clock.RealClock{}
 	limits := plan.DefaultLimits()
-	limits.Boot, limits.Kill, limits.Off = 3*time.Second, time.Second, 2*time.Second
+	limits.Boot, limits.Kill, limits.Off = 5*time.Second, time.Second, 2*time.Second
 	e, err := engine.New(engine.Config{
 		Records: records, StateDir: h.StateDir, RunDir: h.RunDir,
 		Driver: vmmfake.New(vmmfake.Options{Launcher: process.New(process.Options{}), Instance: records.Instance(), Cgroups: tree, Log: logger, Clock: clk}),

@@ -12,10 +12,16 @@ type Check struct {
 func Run(t *testing.T, newHarness func(t *testing.T) *Harness) {
 	for _, group := range [][]Check{endChecks(), orderChecks(), startChecks(), stateChecks(), churnChecks()} {
 		for _, c := range group {
-			t.Run(c.Name, func(t *testing.T) { c.Run(t, newHarness(t)) })
+			t.Run(c.Name, func(t *testing.T) {
+				t.Parallel()
+				c.Run(t, newHarness(t))
+			})
 		}
 	}
 	for _, c := range outcomeChecks() {
-		t.Run(c.Name, func(t *testing.T) { c.Run(t, newHarness(t)) })
+		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
+			c.Run(t, newHarness(t))
+		})
 	}
 }

@@ -1,0 +1,168 @@
+package runtimed
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/metrics"
+	"imp.dev/imp/internal/vmm"
+)
+
+// measuredDriver counts the launches of the driver it decorates.
+type measuredDriver struct {
+	vmm.Driver
+	mu       sync.Mutex
+	launches *prometheus.CounterVec
+	usable   prometheus.Gauge
+}
+
+// Probe implements vmm.Driver.
+func (d *measuredDriver) Probe(ctx context.Context) vmm.Capabilities {
+	c := d.Driver.Probe(ctx)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.usable != nil {
+		d.usable.Set(0)
+		if c.Usable {
+			d.usable.Set(1)
+		}
+	}
+	return c
+}
+
+// Start implements vmm.Driver.
+func (d *measuredDriver) Start(ctx context.Context, c vmm.Config) (vmm.Instance, error) {
+	i, err := d.Driver.Start(ctx, c)
+	result := "ok"
+	if err != nil {
+		result = "error"
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.launches != nil {
+		d.launches.WithLabelValues(result).Inc()
+	}
+	return i, err
+}
+
+// readyPeriod is how often the driver is asked whether it is usable while nobody else asks.
+const readyPeriod = 30 * time.Second
+
+// observer makes metrics of what the service tells everybody: it is one more consumer of Watch.
+type observer struct {
+	driver   *measuredDriver
+	boot     *prometheus.HistogramVec
+	exits    *prometheus.CounterVec
+	restarts prometheus.Counter
+	retries  prometheus.Counter
+	adopted  prometheus.Counter
+	states   *prometheus.GaugeVec
+	synced   bool
+	last     map[string]machine.Status
+}
+
+func newObserver(r prometheus.Registerer, d *measuredDriver) *observer {
+	name := func(n, help string) prometheus.Opts {
+		return prometheus.Opts{Namespace: metrics.Namespace, Name: n, Help: help}
+	}
+	o := &observer{
+		driver: d, last: map[string]machine.Status{},
+		boot: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: metrics.Namespace, Name: "vm_boot_latency_seconds", Buckets: metrics.LatencyBuckets(),
+			Help: "Time a stage of a VM's start took: pull, disk, network, vmm, kernel, guest, workload, and total.",
+		}, []string{"stage"}),
+		exits:    prometheus.NewCounterVec(prometheus.CounterOpts(name("vm_exits_total", "Incarnations that ended, by verdict.")), []string{"verdict"}),
+		restarts: prometheus.NewCounter(prometheus.CounterOpts(name("vm_restarts_total", "Incarnations after the first."))),
+		retries:  prometheus.NewCounter(prometheus.CounterOpts(name("vm_step_retries_total", "Steps that failed and are tried again."))),
+		adopted:  prometheus.NewCounter(prometheus.CounterOpts(name("vm_adopted_total", "VMMs found again after a restart of the runtime."))),
+		states:   prometheus.NewGaugeVec(prometheus.GaugeOpts(name("runtime_vms", "VMs on this node, by state.")), []string{"state"}),
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.launches = prometheus.NewCounterVec(prometheus.CounterOpts(name("vmm_launches_total", "VMMs launched, by result.")), []string{"result"})
+	d.usable = prometheus.NewGauge(prometheus.GaugeOpts(name("runtime_ready", "1 while the runtime serves and can start VMs.")))
+	r.MustRegister(o.boot, o.exits, o.restarts, o.retries, o.adopted, o.states, d.launches, d.usable)
+	return o
+}
+
+// run observes until ctx ends.
+func (o *observer) run(ctx context.Context, s machine.Service) error {
+	go func() {
+		ticker := time.NewTicker(readyPeriod)
+		defer ticker.Stop()
+		for {
+			o.driver.Probe(ctx)
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+		}
+	}()
+	err := s.Watch(ctx, func(u machine.Update) error {
+		if u.Synced {
+			o.synced = true
+		}
+		if u.Status != nil {
+			o.update(*u.Status)
+		}
+		return nil
+	})
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// update compares a status with the last one of its VM. What was there before the runtime was, is not news.
+func (o *observer) update(now machine.Status) {
+	was, known := o.last[now.ID]
+	if known {
+		o.states.WithLabelValues(string(was.State)).Dec()
+	}
+	if now.State == machine.Removed {
+		delete(o.last, now.ID)
+	} else {
+		o.last[now.ID] = now
+		o.states.WithLabelValues(string(now.State)).Inc()
+	}
+	if !o.synced {
+		return
+	}
+	if was.Assignment != now.Assignment {
+		was.Counters, was.StartedAt = machine.Counters{}, nil
+	}
+	add := func(c prometheus.Counter, before, after int64) {
+		if after > before {
+			c.Add(float64(after - before))
+		}
+	}
+	add(o.restarts, was.Counters.Restarts, now.Counters.Restarts)
+	add(o.retries, was.Counters.Retries, now.Counters.Retries)
+	add(o.adopted, was.Counters.Adopted, now.Counters.Adopted)
+	if now.LastExit != nil {
+		add(o.exits.WithLabelValues(string(now.LastExit.Verdict)), was.Counters.Exits, now.Counters.Exits)
+	}
+	if now.StartedAt != nil && (was.StartedAt == nil || !was.StartedAt.Equal(*now.StartedAt)) {
+		o.started(now.Timings)
+	}
+}
+
+func (o *observer) started(t machine.Timings) {
+	var total time.Duration
+	for _, s := range []struct {
+		name string
+		took time.Duration
+	}{
+		{"pull", t.Pull}, {"disk", t.Disk}, {"network", t.Network}, {"vmm", t.VMM}, {"kernel", t.Kernel}, {"guest", t.Guest}, {"workload", t.Workload},
+	} {
+		o.boot.WithLabelValues(s.name).Observe(s.took.Seconds())
+		total += s.took
+	}
+	o.boot.WithLabelValues("total").Observe(total.Seconds())
+}
