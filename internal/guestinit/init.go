@@ -17,6 +17,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -43,6 +44,10 @@ func Run(version string) {
 	if mountErr != nil {
 		log.Printf("%v", mountErr)
 	}
+	// The kernel gives process 1 only 4096 open files as the most; servers expect what container engines give.
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 65536, Max: 1 << 20}); err != nil {
+		log.Printf("raising the limit of open files: %v", err)
+	}
 	// Without this, Ctrl-Alt-Del (Firecracker's way to ask for a stop) resets the machine at once.
 	if err := unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF); err != nil {
 		log.Printf("disabling Ctrl-Alt-Del: %v", err)
@@ -61,6 +66,7 @@ func Run(version string) {
 
 // serve waits for hosts for ever, one after the other.
 func serve(m *machine, log *logger) {
+	const pause = 50 * time.Millisecond // after a failure, which would be repeated at once
 	told := false
 	for {
 		p, err := openPort()
@@ -69,13 +75,14 @@ func serve(m *machine, log *logger) {
 				log.Printf("waiting for the port to the host: %v", err)
 				told = true
 			}
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(pause)
 			continue
 		}
 		m.portOpened()
 		conn, err := wire.Guest(p)
 		if err != nil {
 			_ = p.Close()
+			time.Sleep(pause)
 			continue
 		}
 		p.connected.Store(true)

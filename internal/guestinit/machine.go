@@ -179,7 +179,7 @@ func (m *machine) runWorkload(w *workload) {
 	w.drain(drainLimit)
 	_ = m.output.Close()
 	exit.UnixNanos = time.Now().UnixNano()
-	if exit.Code != 0 && exit.Message != "" {
+	if exit.Message != "" {
 		m.log.Printf("workload ended: %s", exit.Message)
 	}
 	m.console.Finish(marker(exit, w.start.Nonce), markerLimit)

@@ -14,7 +14,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"syscall"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,12 +40,26 @@ type lab struct {
 
 var theLab = sync.OnceValues(buildLab)
 
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if built.Load() {
+		if l, err := theLab(); err == nil {
+			_ = os.RemoveAll(l.dir)
+		}
+	}
+	os.Exit(code)
+}
+
+// built says that theLab was asked for.
+var built atomic.Bool
+
 // needLab gives the lab, or skips the test where a real guest cannot be run.
 func needLab(t *testing.T) *lab {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("real guests are not run in short mode")
 	}
+	built.Store(true)
 	l, err := theLab()
 	if err != nil {
 		if os.Getenv("IMP_REQUIRE_ALL") == "1" {
@@ -191,10 +205,21 @@ func makeImage(tree, image, uuid string) (string, error) {
 	return image, run("mke2fs", "-q", "-F", "-t", "ext4", "-U", uuid, "-d", tree, image, "64M")
 }
 
+// tempDir is like t.TempDir, with a name that QEMU takes: a comma would end a value on its command line.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "imp-guest-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
 // privateDisk makes a VM's own disk.
 func privateDisk(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "private.ext4")
+	path := filepath.Join(tempDir(t), "private.ext4")
 	if err := run("mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1", path, "128M"); err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +256,7 @@ func (l *lab) boot(t *testing.T, o vmOptions) *vm {
 	if o.memory == "" {
 		o.memory = "256"
 	}
-	dir := t.TempDir()
+	dir := tempDir(t)
 	v := &vm{t: t, console: filepath.Join(dir, "console"), ended: make(chan struct{})}
 	serial := []string{"-chardev", "file,id=ser0,path=" + v.console, "-serial", "chardev:ser0"}
 	args := append([]string{
@@ -246,7 +271,6 @@ func (l *lab) boot(t *testing.T, o vmOptions) *vm {
 		"-netdev", "user,id=n0,restrict=on", "-device", "virtio-net-device,netdev=n0,mac=" + testMAC,
 	}, serial...)
 	cmd := exec.Command("qemu-system-x86_64", args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: 0}
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if o.undrained {

@@ -63,10 +63,7 @@ func exitOf(s unix.WaitStatus) guestv1.Exit {
 		n := int(s.Signal())
 		return guestv1.Exit{Code: codeSignal + n, Signal: n, Message: "killed by " + signalText(s.Signal())}
 	}
-	if s.ExitStatus() == 0 {
-		return guestv1.Exit{}
-	}
-	return guestv1.Exit{Code: s.ExitStatus(), Message: fmt.Sprintf("exit code %d", s.ExitStatus())}
+	return guestv1.Exit{Code: s.ExitStatus()}
 }
 
 // launch starts the main process, or says how it could not be.
@@ -101,16 +98,24 @@ func (w *workload) launch() (<-chan unix.WaitStatus, *guestv1.Exit) {
 		return nil, refuse(codeCannotExecute, "making pipe: %v", err)
 	}
 	defer out.Close()
+	// The workload must be able to open its own output by name: images have their logs linked to /dev/stdout.
+	if err := out.Chown(int(id.uid), int(id.gid)); err != nil {
+		_ = r.Close()
+		return nil, refuse(codeCannotExecute, "giving the output to the user: %v", err)
+	}
 	argv := make([]string, len(w.start.Argv))
 	for i, a := range w.start.Argv {
 		argv[i] = string(a)
 	}
+	// The own group is among the supplementary ones too, as OCI runtimes have it: otherwise a file that denies its group would
+	// be open to a process that can drop its gid (CVE-2022-36109).
+	groups := append([]uint32{id.gid}, id.groups...)
 	attr := &syscall.ProcAttr{
 		Env:   env,
 		Files: []uintptr{null.Fd(), out.Fd(), out.Fd()},
 		Sys: &syscall.SysProcAttr{
 			Setsid:     true,
-			Credential: &syscall.Credential{Uid: id.uid, Gid: id.gid, Groups: id.groups},
+			Credential: &syscall.Credential{Uid: id.uid, Gid: id.gid, Groups: groups},
 		},
 	}
 	status, err := w.fork(path, argv, dir, attr)

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
+	"unicode"
 
 	guestv1 "imp.dev/imp/api/guest/v1"
 )
 
-// errIncomplete is an answer without the member that belongs to it; it is treated as an interruption.
-var errIncomplete = errors.New("guest's answer is incomplete")
+// errIncomplete is an answer without the member that belongs to it: no guest of this version gives one.
+var errIncomplete = &stopError{errors.New("guest's answer is incomplete")}
 
 // Hello implements guest.Client.
 func (c *Client) Hello(ctx context.Context) (guestv1.Hello, error) {
@@ -23,7 +25,9 @@ func (c *Client) Hello(ctx context.Context) (guestv1.Hello, error) {
 	if err != nil {
 		return guestv1.Hello{}, err
 	}
-	return *p.Hello, nil
+	h := *p.Hello
+	h.AgentVersion, h.BootID, h.KernelRelease = plain(h.AgentVersion), plain(h.BootID), plain(h.KernelRelease)
+	return h, nil
 }
 
 // Configure implements guest.Client.
@@ -49,7 +53,12 @@ func (c *Client) Wait(ctx context.Context) (guestv1.Exit, error) {
 	if err != nil {
 		return guestv1.Exit{}, err
 	}
-	return *p.Exit, nil
+	e := *p.Exit
+	e.Message = plain(e.Message)
+	if e.Code < 0 || e.Code > maxCode {
+		e.Code = maxCode
+	}
+	return e, nil
 }
 
 // Acknowledge implements guest.Client. The guest answers before it stops the machine; still the machine may be gone before the
@@ -76,11 +85,34 @@ func (c *Client) Probe(ctx context.Context, o guestv1.Probe) (guestv1.ProbeResul
 	if err != nil {
 		return guestv1.ProbeResult{}, err
 	}
-	return *p.Probe, nil
+	r := *p.Probe
+	r.Message = plain(r.Message)
+	return r, nil
+}
+
+const (
+	// maxText bounds what a guest can put into conditions and logs of its host, in bytes.
+	maxText = 1024
+	// maxCode is the largest exit code there is.
+	maxCode = 255
+)
+
+// plain makes a guest's words harmless: the guest is not trusted.
+func plain(s string) string {
+	if len(s) > maxText {
+		s = s[:maxText]
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) || r == unicode.ReplacementChar {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, " "))
 }
 
 // Output implements guest.Client. An interruption is made good from the byte after the last one written. If the ring has wrapped
 // meanwhile, the missing bytes are counted in next but cannot be written; only a gap before the first byte shows in first.
+// With Follow it ends before the workload does when w is so slow that the ring overtakes it: the caller asks again from next.
 func (c *Client) Output(ctx context.Context, o guestv1.Output, w io.Writer) (first, next int64, err error) {
 	first, next = -1, o.Offset
 	_, err = c.call(ctx, guestv1.Request{Method: guestv1.MethodOutput, Output: &o}, func(p *guestv1.Response, r io.Reader) error {

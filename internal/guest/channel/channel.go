@@ -31,6 +31,9 @@ const (
 	// livenessInterval: while a call is blocked, the session is tested this often, and given up if the test is not
 	// answered within it. To be wrong (a paused or slow guest) costs one reconnection.
 	livenessInterval = 30 * time.Second
+	// backlog of calls on their way, and of streams that a guest may open though nobody accepts them: with yamux's default a
+	// hostile guest could make its host keep 64 MiB.
+	backlog = 16
 )
 
 // Client is one guest. It holds at most one connection, opened by the first call that needs it.
@@ -156,7 +159,9 @@ func (c *Client) synchronise(ctx context.Context, conn net.Conn) (*yamux.Session
 	if err != nil {
 		return nil, err
 	}
-	return yamux.Client(synced, wire.SessionConfig())
+	config := wire.SessionConfig()
+	config.AcceptBacklog = backlog
+	return yamux.Client(synced, config)
 }
 
 // call performs one call, again and again on new connections until the guest has answered. body, if not nil, takes what
@@ -278,5 +283,5 @@ func answerError(p *guestv1.Response) error {
 	case p.Error.Code == guestv1.CodeConflict:
 		return guest.ErrConflict
 	}
-	return &guest.RefusedError{Code: p.Error.Code, Message: p.Error.Message}
+	return &guest.RefusedError{Code: plain(p.Error.Code), Message: plain(p.Error.Message)}
 }

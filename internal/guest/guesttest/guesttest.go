@@ -20,7 +20,7 @@ type Workload struct {
 	// Forever: it runs until it is stopped; otherwise it ends with Code at once.
 	Forever bool
 	Code    int
-	// Deaf: the stop signal has no effect on it.
+	// Deaf: the stop signal has no effect on it, from the moment at which it prints.
 	Deaf bool
 }
 
@@ -49,6 +49,7 @@ type check struct {
 
 // Run runs the suite.
 func Run(t *testing.T, boot Boot) {
+	deaf := Workload{Forever: true, Deaf: true, Prints: "deaf"}
 	for name, c := range map[string]struct {
 		workload Workload
 		body     func(c *check)
@@ -59,8 +60,8 @@ func Run(t *testing.T, boot Boot) {
 		"Configure and Start repeated with one ID do nothing twice":             {Workload{Prints: "once\n", Code: 7}, idempotent},
 		"another Start is a conflict":                                           {Workload{Forever: true}, conflict},
 		"a stop reaches the workload":                                           {Workload{Forever: true}, stops},
-		"a deaf workload is killed when its grace is over":                      {Workload{Forever: true, Deaf: true}, killed},
-		"a second stop shortens the grace":                                      {Workload{Forever: true, Deaf: true}, shortened},
+		"a deaf workload is killed when its grace is over":                      {deaf, killed},
+		"a second stop shortens the grace":                                      {deaf, shortened},
 		"Wait survives lost connections":                                        {Workload{Forever: true}, reconnects},
 		"a call whose context ends returns at once, and the next works":         {Workload{Forever: true}, cancelled},
 		"output is read from an offset":                                         {Workload{Prints: "0123456789"}, output},
@@ -191,14 +192,42 @@ func stops(c *check) {
 	c.off()
 }
 
+// printed waits until the workload has printed text.
+func (c *check) printed(text string) {
+	c.Helper()
+	ctx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	seen := &finder{want: text, found: cancel}
+	_, _, err := c.Client.Output(ctx, guestv1.Output{Follow: true}, seen)
+	if !strings.Contains(seen.got.String(), text) {
+		c.Fatalf("workload printed %q (%v), want %q", seen.got.String(), err, text)
+	}
+}
+
+type finder struct {
+	want  string
+	got   strings.Builder
+	found func()
+}
+
+func (f *finder) Write(p []byte) (int, error) {
+	f.got.Write(p)
+	if strings.Contains(f.got.String(), f.want) {
+		f.found()
+	}
+	return len(p), nil
+}
+
 func killed(c *check) {
 	c.start()
+	c.printed("deaf")
 	c.ok("Stop", c.Client.Stop(c.ctx, guestv1.Stop{GraceMillis: 100}))
 	c.wait(137)
 }
 
 func shortened(c *check) {
 	c.start()
+	c.printed("deaf")
 	c.ok("Stop", c.Client.Stop(c.ctx, guestv1.Stop{GraceMillis: 10 * limit.Milliseconds()}))
 	c.ok("second Stop", c.Client.Stop(c.ctx, guestv1.Stop{GraceMillis: 0}))
 	c.wait(137)
