@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -54,16 +53,13 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(t.Name()))
-	name := fmt.Sprintf("%08x", h.Sum32())
-	w := &world{
-		t: t, cp: cp, admin: admin, node: "node-" + name, namespace: "ns-" + name,
-		runtime: newFakeRuntime(), requests: newRequests(), log: &syncBuffer{}, stop: func() {},
-	}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.namespace}}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "agent-"}}
 	if err := admin.Create(t.Context(), namespace); err != nil {
 		t.Fatal(err)
+	}
+	w := &world{
+		t: t, cp: cp, admin: admin, node: "node-of-" + namespace.Name, namespace: namespace.Name,
+		runtime: newFakeRuntime(), requests: newRequests(), log: &syncBuffer{}, stop: func() {},
 	}
 	t.Cleanup(func() {
 		w.stop()
