@@ -57,7 +57,8 @@ type Config struct {
 	KernelArgs []string
 	Disks      []Disk
 	NICs       []NIC
-	// Cgroup is the group this run shall live in, relative to the runtime's parent group, made and removed by the driver.
+	// Cgroup is the name of the group this run shall live in, within the runtime's instance (cgroup.Tree), made and removed by the
+	// driver: one path element of letters, digits, - and _, the same for all runs of a VM as long as only one of them lives.
 	Cgroup string
 	// Script is for the fake driver only: how the machine and its guest shall misbehave (JSON of fake.Script).
 	Script json.RawMessage

@@ -21,7 +21,7 @@ type Run struct {
 	process process.Process
 	data    handleData
 
-	ctx    context.Context //nolint:containedctx // the life of the run's goroutines, ended by Close
+	ctx    context.Context // the life of the run's goroutines, ended by Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 	once   sync.Once
