@@ -48,7 +48,11 @@ type rig struct {
 // start of the fake clock is the real time: the API server stamps creation and deletion with its own.
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	cp := controlplane.ForTest(t)
+	return newRigOn(t, controlplane.ForTest(t))
+}
+
+func newRigOn(t *testing.T, cp *controlplane.ForTesting) *rig {
+	t.Helper()
 	scheme, err := operator.Scheme()
 	must(t, err)
 	admin, err := client.New(cp.Config(), client.Options{Scheme: scheme})

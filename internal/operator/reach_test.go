@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"imp.dev/imp/api/v1alpha1"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // silent lets 41 s pass without a word of the node's agent.
@@ -129,4 +131,32 @@ func TestAVMThatMovedStraightToAnotherNodeIsCalledReachableThere(t *testing.T) {
 	r.watchNode(b)
 	r.expect("PATCH impvms/web/status", "PATCH impvms/web/status")
 	r.expectCondition("web", v1alpha1.ConditionNodeReachable, "True Reachable: the agent on "+b+" is heard again")
+}
+
+func TestWhatAnAgentWroteOfANodeGoesWhenTheNodeHasLeft(t *testing.T) {
+	r := newRig(t)
+	node := r.node("a")
+	gone := func() bool {
+		err := r.admin.Get(t.Context(), keyOf(node), &v1alpha1.ImpNode{})
+		must(t, client.IgnoreNotFound(err))
+		return err != nil
+	}
+	r.silent()
+	r.watchNode(node)
+	if gone() {
+		t.Fatal("it went though the Node is there")
+	}
+	r.beat(node)
+	proofs()["its Node object is gone"](r, node)
+	if again := r.watchNode(node).RequeueAfter; gone() || again <= 0 {
+		t.Fatalf("it went though the agent was heard a moment ago, or is not looked for again (%v)", again)
+	}
+	r.silent()
+	r.watchNode(node)
+	if !gone() {
+		t.Error("it is still there")
+	}
+	if again := r.watchNode(node).RequeueAfter; again != 0 {
+		t.Errorf("a node that has left is looked at again after %v", again)
+	}
 }

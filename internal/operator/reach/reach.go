@@ -54,12 +54,21 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if req.Name == "" {
 		return r.speak(ctx, vms.Items, nodes.Standing{}, "")
 	}
-	if len(vms.Items) == 0 {
+	left, err := r.left(ctx, req.Name)
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("looking for node %s: %w", req.Name, err)
+	}
+	if len(vms.Items) == 0 && !left {
 		return ctrl.Result{}, nil // the next one that is bound there brings the node back
 	}
 	standing, err := r.Nodes.Standing(ctx, req.Name)
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	if left && standing.Gone {
+		if err := r.tidy(ctx, req.Name); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	result, err := r.speak(ctx, vms.Items, standing, req.Name)
 	if !standing.Silent && result.RequeueAfter == 0 {

@@ -27,6 +27,9 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager, concurrency int) error {
 		WithOptions(controller.Options{MaxConcurrentReconciles: concurrency}).
 		Watches(&v1alpha1.ImpVM{}, bindings()).
 		Watches(&corev1.Node{}, changes()).
+		Watches(&v1alpha1.ImpNode{}, handler.Funcs{ // its Node may be gone since before this operator started
+			CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { add(q, e.Object.GetName()) },
+		}).
 		WatchesRawSource(source.Func(func(_ context.Context, q queue) error {
 			r.Nodes.Heartbeats.Lead()
 			r.Nodes.Heartbeats.Listen(func(node string) { add(q, node) })
