@@ -69,7 +69,7 @@ func significant(before, after *v1alpha1.ImpVM) bool {
 		v1alpha1.ConditionStarted, v1alpha1.ConditionGuestReady, v1alpha1.ConditionFinished, v1alpha1.ConditionReady,
 	} {
 		b, a := find(before, t).Status == metav1.ConditionTrue, find(after, t).Status == metav1.ConditionTrue
-		if b != a && !(t == v1alpha1.ConditionReady && leaving(after)) {
+		if b != a && (t != v1alpha1.ConditionReady || !leaving(after)) {
 			return true
 		}
 	}

@@ -110,13 +110,6 @@ func (v *view) all() []machine.Status {
 	return out
 }
 
-// drop forgets a VM of which nothing is left.
-func (v *view) drop(uid string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	delete(v.vms, uid)
-}
-
 func nameOf(st machine.Status) types.NamespacedName {
 	return types.NamespacedName{Namespace: st.Namespace, Name: st.Name}
 }

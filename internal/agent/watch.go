@@ -60,43 +60,50 @@ func (k *kicker) kick(name types.NamespacedName) {
 //	lost the credentials) → put, put, … → lost → connect
 func (a *Agent) watchRuntime(ctx context.Context) error {
 	wait := reconnectFirst
-	for first := true; ctx.Err() == nil; first = false {
-		if !first {
-			a.metrics.reconnects.Inc()
-		}
-		a.view.begin()
-		synced := false
-		err := a.service.Watch(ctx, func(u machine.Update) error {
-			if u.Synced {
-				synced = true
-				a.synced(ctx)
-			}
-			if u.Status != nil && a.view.put(*u.Status) && synced {
-				a.kicks.kick(nameOf(*u.Status))
-			}
-			return nil
-		})
+	for {
+		synced := a.watchOnce(ctx)
 		if ctx.Err() != nil {
-			break
+			return nil
 		}
-		a.view.lost(a.clock.Now())
-		a.metrics.connected.Set(0)
 		if synced {
-			a.log.Warn("runtime's stream ended", "node", a.opts.Node, "error", err)
-			a.beat.poke()
 			wait = reconnectFirst
-			// Each is asked to look again when the runtime has been silent for long.
-			a.kickAll(ctx)
-		} else {
-			a.log.Debug("runtime not reached", "node", a.opts.Node, "error", err)
 		}
 		select {
 		case <-ctx.Done():
+			return nil
 		case <-a.clock.After(wait):
 		}
 		wait = min(2*wait, reconnectLast)
+		a.metrics.reconnects.Inc()
 	}
-	return nil
+}
+
+// watchOnce is one Watch. It says whether the whole list was told.
+func (a *Agent) watchOnce(ctx context.Context) (synced bool) {
+	a.view.begin()
+	err := a.service.Watch(ctx, func(u machine.Update) error {
+		if u.Synced {
+			synced = true
+			a.synced(ctx)
+		}
+		if u.Status != nil && a.view.put(*u.Status) && synced {
+			a.kicks.kick(nameOf(*u.Status))
+		}
+		return nil
+	})
+	if ctx.Err() != nil {
+		return synced
+	}
+	a.view.lost(a.clock.Now())
+	a.metrics.connected.Set(0)
+	if !synced {
+		a.log.Debug("runtime not reached", "node", a.opts.Node, "error", err)
+		return false
+	}
+	a.log.Warn("runtime's stream ended", "node", a.opts.Node, "error", err)
+	a.beat.poke()
+	a.kickAll(ctx) // each is looked at again when the runtime has been silent for long
+	return true
 }
 
 func (a *Agent) synced(ctx context.Context) {

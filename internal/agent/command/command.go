@@ -65,7 +65,7 @@ func run(cmd *cobra.Command, f flags) error {
 	if err != nil {
 		return err
 	}
-	defer service.Close()
+	defer func() { _ = service.Close() }()
 	ctrlmetrics.Registry.MustRegister(metrics.BuildInfo("imp-agent"))
 	return agent.Run(cmd.Context(), config, service, clock.RealClock{}, ctrlmetrics.Registry, log, f.Options)
 }
