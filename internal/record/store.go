@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,7 +32,7 @@ const (
 )
 
 // ErrHeld says that another process holds the state directory.
-var ErrHeld = errors.New("state directory is held by another process")
+var ErrHeld = errors.New("it is held by another process")
 
 // Store is the records below one state directory. Methods for different VMs may be called from many goroutines.
 type Store[T any] struct {
@@ -59,11 +60,8 @@ func Open[T any](stateDir string, version int, log *slog.Logger) (*Store[T], err
 	if err != nil {
 		return nil, fmt.Errorf("opening lock: %w", err)
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := Hold(lock); err != nil {
 		_ = lock.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("locking %s: %w", stateDir, ErrHeld)
-		}
 		return nil, fmt.Errorf("locking %s: %w", stateDir, err)
 	}
 	s := &Store[T]{dir: dir, version: version, log: log, lock: lock}
@@ -72,6 +70,27 @@ func Open[T any](stateDir string, version int, log *slog.Logger) (*Store[T], err
 		return nil, err
 	}
 	return s, nil
+}
+
+const (
+	holdPatience = 2 * time.Second
+	holdPace     = 20 * time.Millisecond
+)
+
+// Hold takes f, a file or directory, for this process until f is closed. ErrHeld: another process has it. A process that dies while
+// it starts a program leaves its locks to the half-made child for an instant; so a little patience is part of asking.
+func Hold(f *os.File) error {
+	pace := time.NewTicker(holdPace)
+	defer pace.Stop()
+	for end := time.Now().Add(holdPatience); ; <-pace.C {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return err
+		}
+		if time.Now().After(end) {
+			return ErrHeld
+		}
+	}
 }
 
 // Close lets go of the state directory.

@@ -26,6 +26,7 @@ import (
 	"imp.dev/imp/internal/metrics"
 	"imp.dev/imp/internal/network/none"
 	"imp.dev/imp/internal/process"
+	"imp.dev/imp/internal/record"
 	"imp.dev/imp/internal/version"
 )
 
@@ -175,9 +176,9 @@ func prepareRunDir(o Options) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening run directory: %w", err)
 	}
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := record.Hold(dir); err != nil {
 		_ = dir.Close()
-		return nil, fmt.Errorf("taking run directory %s (does another imp-runtime use it?): %w", o.RunDir, err)
+		return nil, fmt.Errorf("taking run directory %s: %w", o.RunDir, err)
 	}
 	return dir, nil
 }
