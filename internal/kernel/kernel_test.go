@@ -20,7 +20,7 @@ import (
 	"imp.dev/imp/internal/fault"
 )
 
-// anELF is the head of an ELF program and 2 MB of real code, of this test itself.
+// anELF is the head of an ELF program and half a megabyte of real code, of this test itself.
 func anELF(t *testing.T) []byte {
 	t.Helper()
 	self, err := os.ReadFile("/proc/self/exe")
@@ -36,10 +36,10 @@ func anELF(t *testing.T) []byte {
 	if err := binary.Write(&b, binary.LittleEndian, header); err != nil {
 		t.Fatal(err)
 	}
-	if err := binary.Write(&b, binary.LittleEndian, elf.Prog64{Type: uint32(elf.PT_LOAD), Off: 120, Filesz: 2 << 20}); err != nil {
+	if err := binary.Write(&b, binary.LittleEndian, elf.Prog64{Type: uint32(elf.PT_LOAD), Off: 120, Filesz: 512 << 10}); err != nil {
 		t.Fatal(err)
 	}
-	return append(b.Bytes(), self[:2<<20]...)
+	return append(b.Bytes(), self[1<<20:1<<20+512<<10]...)
 }
 
 // bzImage wraps a payload as the kernel's build does.

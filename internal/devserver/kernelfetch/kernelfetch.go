@@ -17,6 +17,8 @@ import (
 	"regexp"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/kernel"
 )
@@ -37,11 +39,35 @@ func FetchDebian(ctx context.Context, cacheDir string, log *slog.Logger) (kernel
 	if k, err := read(dir); err == nil {
 		return k, nil
 	}
+	unlock, err := lock(cacheDir)
+	if err != nil {
+		return kernel.Kernel{}, fault.New(fault.RuntimeStartFailed, stage, err)
+	}
+	defer unlock()
+	if k, err := read(dir); err == nil {
+		return k, nil
+	}
 	if err := fetch(ctx, cacheDir, dir, log); err != nil {
 		return kernel.Kernel{}, fault.New(fault.RuntimeStartFailed, stage, err)
 	}
 	k, err := read(dir)
 	return k, fault.New(fault.RuntimeStartFailed, stage, err)
+}
+
+// lock keeps two processes (tests of two packages, say) from fetching into one cache at once.
+func lock(cacheDir string) (unlock func(), err error) {
+	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
+		return nil, fmt.Errorf("creating cache: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(cacheDir, "debian.lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("locking cache: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("locking cache: %w", err)
+	}
+	return func() { _ = f.Close() }, nil
 }
 
 func read(dir string) (kernel.Kernel, error) {
@@ -63,9 +89,6 @@ func read(dir string) (kernel.Kernel, error) {
 }
 
 func fetch(ctx context.Context, cacheDir, dir string, log *slog.Logger) error {
-	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
-		return fmt.Errorf("creating cache: %w", err)
-	}
 	work, err := os.MkdirTemp(cacheDir, "debian.new-")
 	if err != nil {
 		return fmt.Errorf("creating cache: %w", err)
