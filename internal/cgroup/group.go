@@ -188,7 +188,7 @@ func (g *Group) killOne(pid int) {
 	if err != nil {
 		return
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	if now, err := g.Procs(); err == nil && slices.Contains(now, pid) {
 		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +13,6 @@ func isNoProcess(err error) bool { return errors.Is(err, syscall.ESRCH) }
 
 // pidfd refers to one process for good. It is waited for through Go's poller, so a thousand of them cost no thread.
 type pidfd struct {
-	mu   sync.Mutex
 	file *os.File
 }
 

@@ -120,7 +120,7 @@ func TestLaunchedProcessIsFoundBySignalledAndReapedExactlyOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer found.Close()
+	defer func() { _ = found.Close() }()
 	if err := found.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestProgramOutlivesItsLauncherKilledByNine(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the program did not outlive its launcher: %v", err)
 	}
-	defer p.Close()
+	defer func() { _ = p.Close() }()
 	if err := process.KillWait(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestProgramHasNoPowersAndOnlyItsDescriptors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer syscall.Close(leak)
+	defer func() { _ = syscall.Close(leak) }()
 	given, _ := os.CreateTemp(dir, "given")
 	fmt.Fprint(given, "hello")
 	_, _ = given.Seek(0, 0)
@@ -387,5 +387,33 @@ func TestIdentityIsReadRightWhateverTheProgramIsCalled(t *testing.T) {
 	b, _ := os.ReadFile("/proc/" + strconv.Itoa(id.PID) + "/stat")
 	if !strings.Contains(string(b), " "+strconv.FormatUint(id.StartTime, 10)+" ") || id.StartTime == 0 {
 		t.Errorf("start time %d is not in %s", id.StartTime, b)
+	}
+}
+
+func TestProgramJoinsTheNamespacesItIsTold(t *testing.T) {
+	requireRoot(t)
+	other := exec.Command("sleep", "300")
+	other.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = other.Process.Kill()
+		_ = other.Wait()
+	}()
+	ns := func(pid int, kind string) string {
+		link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return link
+	}
+	o := sleeper()
+	o.Namespaces = fmt.Sprintf("/proc/%d/ns", other.Process.Pid)
+	p := start(t, o)
+	for _, kind := range []string{"mnt", "net", "uts", "ipc"} {
+		if got, want := ns(p.Identity().PID, kind), ns(other.Process.Pid, kind); got != want || got == ns(os.Getpid(), kind) {
+			t.Errorf("%s namespace %s, want %s", kind, got, want)
+		}
 	}
 }

@@ -151,7 +151,7 @@ type Driver interface {
 	// OverheadMiB is what a VMM of this size takes beside the guest's memory; it goes into the cgroup's limit and into placement.
 	OverheadMiB(vcpu int, memoryMiB int64) int64
 	// Start launches a run. An error (fault RuntimeStartFailed, naming binary, kernel, or the VMM's own words) means that
-	// nothing of it is left on the host.
+	// nothing of it is left on the host. While an earlier run in the same Cgroup lives, Start fails and that run goes on.
 	Start(ctx context.Context, c Config) (Instance, error)
 	// Recover takes up a run that was started by an earlier process of the runtime. ErrGone: no such process; c then serves
 	// Evidence and Destroy.

@@ -92,9 +92,12 @@ func (d *Driver) Start(ctx context.Context, c vmm.Config) (vmm.Instance, error) 
 	if err != nil {
 		return nil, fault.New(fault.InvalidSpec, stage, err)
 	}
+	if err := d.runner.Vacant(c); err != nil {
+		return nil, fault.New(fault.RuntimeStartFailed, stage, err)
+	}
 	o, err := d.order(c, script)
 	if err != nil {
-		return nil, fault.New(fault.RuntimeStartFailed, stage, err)
+		return nil, fault.New(fault.RuntimeStartFailed, stage, errors.Join(err, d.Destroy(ctx, c, vmm.Handle{}))) // sockets made before the failure
 	}
 	defer func() {
 		for _, f := range o.Files {

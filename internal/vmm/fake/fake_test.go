@@ -117,7 +117,8 @@ func fixture(t *testing.T, withCgroups bool) vmmtest.Fixture {
 			"a binary that is not there": {Driver: func(t *testing.T) vmm.Driver {
 				return fake.New(fake.Options{Exe: "/no/such/vmm", Launcher: process.New(process.Options{}), Instance: "x", Log: quiet()})
 			}, Want: "/no/such/vmm"},
-			"a directory that is not there": {Change: func(_ *testing.T, c *vmm.Config) { c.Dir += "/none" }, Want: "/none"},
+			"a console that cannot be opened": {Change: func(_ *testing.T, c *vmm.Config) { c.ConsoleLog = "/no/console" }, Want: "/no/console"},
+			"a directory that is not there":   {Change: func(_ *testing.T, c *vmm.Config) { c.Dir += "/none" }, Want: "/none"},
 		},
 	}
 }

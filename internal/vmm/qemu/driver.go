@@ -150,6 +150,9 @@ func (d *Driver) Start(ctx context.Context, c vmm.Config) (vmm.Instance, error) 
 	if err := d.check(c); err != nil {
 		return nil, fault.New(fault.RuntimeStartFailed, stage, err)
 	}
+	if err := d.runner.Vacant(c); err != nil {
+		return nil, fault.New(fault.RuntimeStartFailed, stage, err)
+	}
 	uid, release, err := d.uids.take(c.Cgroup)
 	if err != nil {
 		return nil, fault.New(fault.RuntimeStartFailed, stage, err)
@@ -157,7 +160,7 @@ func (d *Driver) Start(ctx context.Context, c vmm.Config) (vmm.Instance, error) 
 	defer release()
 	files, err := d.open(c)
 	if err != nil {
-		return nil, fault.New(fault.RuntimeStartFailed, stage, err)
+		return nil, fault.New(fault.RuntimeStartFailed, stage, errors.Join(err, d.Destroy(ctx, c, vmm.Handle{}))) // sockets made before the failure
 	}
 	defer files.close()
 	order := process.Order{Path: d.options.Binary, Args: files.invocation.arguments(), Env: []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}, Dir: "/",

@@ -60,6 +60,33 @@ func (r *Runner) mark(name string) string {
 	return "IMP_RUN=" + r.Instance + "/" + r.Driver + "/" + name
 }
 
+// Vacant refuses a run whose name is still that of a living one: two VMMs on one disk destroy it. It comes before anything of the
+// new run is made.
+func (r *Runner) Vacant(c vmm.Config) error {
+	var pids []int
+	if r.Cgroups != nil {
+		g, err := r.Cgroups.Group(c.Cgroup)
+		if err != nil {
+			return err
+		}
+		if pids, err = g.Procs(); err != nil {
+			return err
+		}
+	} else {
+		found, err := findMarked(r.mark(c.Cgroup))
+		if err != nil {
+			return err
+		}
+		for _, m := range found {
+			pids = append(pids, m.identity.PID)
+		}
+	}
+	if len(pids) > 0 {
+		return fmt.Errorf("an earlier run of this VM still lives (processes %v)", pids)
+	}
+	return nil
+}
+
 // Launch starts the program of o in the cgroup c.Cgroup with limits. Its stderr is LogName. On an error nothing is left.
 func (r *Runner) Launch(ctx context.Context, c vmm.Config, o process.Order, limits cgroup.Limits) (run *Run, err error) {
 	defer func() {
@@ -237,7 +264,7 @@ func (r *Runner) killIdentity(ctx context.Context, id process.Identity) error {
 	if err != nil {
 		return fmt.Errorf("finding VMM: %w", err)
 	}
-	defer p.Close()
+	defer func() { _ = p.Close() }()
 	return process.KillWait(ctx, p)
 }
 

@@ -43,7 +43,7 @@ func Listen(dir, name string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making socket %s: %w", name, err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	l.SetUnlinkOnClose(false)
 	f, err := l.File()
 	if err != nil {

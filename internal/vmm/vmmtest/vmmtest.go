@@ -60,6 +60,7 @@ func Run(t *testing.T, f Fixture) {
 	t.Run("destroying is idempotent and leaves nothing", s.destroy)
 	t.Run("a run whose start was never written down is found and destroyed", s.destroyUnrecorded)
 	t.Run("recovering matches no stranger", s.strangers)
+	t.Run("a run that lives is not started again", s.twice)
 	t.Run("a start that fails says why and leaves nothing", s.broken)
 	t.Run("a start whose context ends leaves nothing", s.cancelled)
 	t.Run("the console is appended to across runs", s.console)
@@ -342,6 +343,22 @@ func (s suite) broken(t *testing.T) {
 			}
 			s.nothingLeft(t, d, c, 0)
 		})
+	}
+}
+
+func (s suite) twice(t *testing.T) {
+	d, c := s.NewDriver(t), s.Config(t, RunsOn)
+	i := s.start(t, d, c)
+	second := c
+	second.Dir = filepath.Join(t.TempDir(), "second")
+	if err := os.Mkdir(second.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.NewDriver(t).Start(s.context(t), second); !fault.Is(err, fault.RuntimeStartFailed) || !strings.Contains(err.Error(), "still lives") {
+		t.Errorf("got %v", err)
+	}
+	if isDone(i) || !alive(i.PID()) {
+		t.Error("the living run was ended")
 	}
 }
 
