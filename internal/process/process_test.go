@@ -417,3 +417,27 @@ func TestProgramJoinsTheNamespacesItIsTold(t *testing.T) {
 		}
 	}
 }
+
+func TestWaitingForManyProgramsCostsNoThreads(t *testing.T) {
+	threads := func() int {
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(tasks)
+	}
+	start(t, sleeper()) // the poller's own thread is there from now on
+	before := threads()
+	const many = 30
+	for range many {
+		p := start(t, sleeper())
+		found, err := process.New(process.Options{}).Find(p.Identity())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = found.Close() })
+	}
+	if after := threads(); after > before+many/2 {
+		t.Errorf("%d threads, %d before", after, before)
+	}
+}
