@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -168,15 +169,24 @@ func (s *Server) runtimeArgs(node string) []string {
 		"--cgroup-parent=" + s.Places.Cgroup + "/" + node,
 		"--agent-uid=" + strconv.Itoa(agentUID),
 		"--vmm=" + s.opts.VMM,
-		"--budget-cpu=" + strconv.FormatInt(s.opts.VCPU, 10),
+		"--vmm-uid-base=" + strconv.Itoa(vmmUIDBase+slices.Index(s.NodeNames(), node)*vmmUIDCount), "--vmm-uid-count=" + strconv.Itoa(vmmUIDCount),
+		"--budget-vcpu=" + strconv.FormatInt(s.opts.VCPU, 10),
 		"--budget-memory-mib=" + strconv.FormatInt(s.opts.MemoryMiB, 10),
 		"--budget-disk-gib=" + strconv.FormatInt(s.opts.DiskGiB, 10),
 		"--metrics-addr=" + s.metrics[programKey{program: Runtime, node: node}],
 	}
 	if s.opts.VMM == "qemu" {
-		args = append(args, "--accel="+s.opts.Accel, "--kernel="+s.boot.kernel, "--initramfs="+s.boot.initramfs)
+		args = append(args, "--accel="+s.opts.Accel, "--boot-deadline="+bootDeadline(s.opts.Accel), "--kernel="+s.boot.kernel, "--initramfs="+s.boot.initramfs)
 	}
 	return append(args, s.opts.RuntimeArgs...)
+}
+
+// bootDeadline is generous for emulated guests, of which several boot side by side on the processors of a laptop.
+func bootDeadline(accel string) string {
+	if accel == "tcg" {
+		return "90s"
+	}
+	return "30s"
 }
 
 func (s *Server) startOperator(ctx context.Context) error {

@@ -43,6 +43,8 @@ type Options struct {
 const (
 	agentUID    = 47110
 	operatorUID = 65532
+	// Each node's VMMs have a range of their own, because a user may signal its own processes.
+	vmmUIDBase, vmmUIDCount = 100_000, 1000
 )
 
 // complete checks the options and fills in what was left open.

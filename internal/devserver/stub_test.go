@@ -53,7 +53,7 @@ func stub(work func(context.Context, stubFlags) error) {
 		set.StringVar(to, name, "", "")
 	}
 	var rest string
-	for _, name := range []string{"metrics-addr", "health-addr", "runtime-socket", "agent-uid", "vmm", "budget-cpu", "budget-memory-mib", "budget-disk-gib"} {
+	for _, name := range []string{"metrics-addr", "health-addr", "runtime-socket", "agent-uid", "vmm", "budget-vcpu", "vmm-uid-base", "vmm-uid-count", "budget-memory-mib", "budget-disk-gib"} {
 		set.StringVar(&rest, name, "", "")
 	}
 	_ = set.Parse(os.Args[1:]) // ExitOnError

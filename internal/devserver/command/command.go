@@ -15,7 +15,9 @@ import (
 	"imp.dev/imp/internal/devserver/kernelfetch"
 	"imp.dev/imp/internal/version"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 // DefaultDir is where a server keeps its things unless told otherwise; DefaultRegistryPort is where the files in examples/
@@ -27,6 +29,7 @@ const (
 
 // New makes the root command.
 func New() *cobra.Command {
+	ctrllog.SetLogger(logr.Discard()) // the client libraries have nothing to say that errors do not say
 	root := &cobra.Command{
 		Use:           "imp-dev",
 		Short:         "All of Imp on one machine: for development, tests and trying it out",
@@ -125,12 +128,11 @@ The registry is %s (imp-dev image push DIR %s/NAME:TAG; imp-dev image demo for e
 	if server.PrivateRegistry != "" {
 		fmt.Fprintf(out, "The same images, but with a password: %s\n", server.PrivateRegistry)
 	}
-	fmt.Fprintf(out, "Metrics: http://%s/metrics (operator)", server.Metrics(devserver.Operator, ""))
+	fmt.Fprintf(out, "Metrics:\n  operator                  http://%s/metrics\n", server.Metrics(devserver.Operator, ""))
 	for _, node := range server.NodeNames() {
-		fmt.Fprintf(out, ", http://%s/metrics and http://%s/metrics (agent and runtime of %s)",
-			server.Metrics(devserver.Agent, node), server.Metrics(devserver.Runtime, node), node)
+		fmt.Fprintf(out, "  agent of %-15s  http://%s/metrics\n", node, server.Metrics(devserver.Agent, node))
+		fmt.Fprintf(out, "  runtime of %-13s  http://%s/metrics\n", node, server.Metrics(devserver.Runtime, node))
 	}
-	fmt.Fprintln(out)
 	fmt.Fprintf(out, "Logs are in %s. Ctrl-C stops everything and removes the VMs.\n\n", server.Places.Logs())
 }
 
