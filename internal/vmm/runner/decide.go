@@ -49,6 +49,10 @@ func Decide(f Facts) vmm.Evidence {
 	if e.Cause == vmm.CauseReboot && said == vmm.CausePanic {
 		e.Cause, e.Detail = said, words
 	}
+	// Which signal and from whom is in the log alone, and there also when the event reached nobody.
+	if words := lastLine(f.Log); e.Cause == vmm.CauseHost && signalLine.MatchString(words) {
+		e.Detail = words
+	}
 	if e.Cause == vmm.CausePanic && said == vmm.CausePanic {
 		e.Detail = words
 	}

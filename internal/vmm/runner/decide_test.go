@@ -33,14 +33,15 @@ func TestEvidenceIsTheFirstFactThatTellsAnEnd(t *testing.T) {
 		"a workload that prints the words without the kernel's stamp":   {Facts{Console: []byte("reboot: Power down\nKernel panic - not syncing: joke\n")}, vmm.Gone, vmm.CauseUnknown, ""},
 		"old words far from the end do not count":                       {Facts{Console: []byte(off + strings.Repeat("more\n", 10))}, vmm.Gone, vmm.CauseUnknown, ""},
 		"an OOM kill": {Facts{OOMKills: 1}, vmm.Gone, vmm.CauseOOM, "killed the VMM"},
-		"the console counts more than the cgroup":           {Facts{OOMKills: 1, Console: []byte(off)}, vmm.Gone, vmm.CausePowerOff, ""},
-		"the VMM's own words":                               {Facts{Log: "x\nqemu-system-x86_64: no space left\n"}, vmm.Gone, vmm.CauseVMMError, "qemu-system-x86_64: no space left"},
-		"a signal that the VMM told of":                     {Facts{Log: "qemu-system-x86_64: terminating on signal 15 from pid 7 (kill)\n"}, vmm.Gone, vmm.CauseHost, "terminating on signal 15"},
-		"gone without a word was killed":                    {Facts{}, vmm.Gone, vmm.CauseUnknown, ""},
-		"gone since the host was booted":                    {Facts{OtherBoot: true}, vmm.Gone, vmm.CauseHostBoot, "booted"},
-		"ended before the host was booted":                  {Facts{OtherBoot: true, Event: vmm.CausePowerOff}, vmm.Gone, vmm.CausePowerOff, ""},
-		"a stale OOM count says nothing of a living VMM":    {Facts{Alive: true, OOMKills: 3}, vmm.Running, vmm.CauseUnknown, ""},
-		"an error logged by a VMM that lives is no end yet": {Facts{Alive: true, Log: "oops"}, vmm.Running, vmm.CauseUnknown, ""},
+		"the console counts more than the cgroup":               {Facts{OOMKills: 1, Console: []byte(off)}, vmm.Gone, vmm.CausePowerOff, ""},
+		"the VMM's own words":                                   {Facts{Log: "x\nqemu-system-x86_64: no space left\n"}, vmm.Gone, vmm.CauseVMMError, "qemu-system-x86_64: no space left"},
+		"a signal that the VMM told of":                         {Facts{Log: "qemu-system-x86_64: terminating on signal 15 from pid 7 (kill)\n"}, vmm.Gone, vmm.CauseHost, "terminating on signal 15"},
+		"an end by signal, told by the VMM, in its log's words": {Facts{Event: vmm.CauseHost, EventDetail: "host-signal", Log: "qemu-system-x86_64: terminating on signal 15 from pid 7 (kill)"}, vmm.Gone, vmm.CauseHost, "terminating on signal 15"},
+		"gone without a word was killed":                        {Facts{}, vmm.Gone, vmm.CauseUnknown, ""},
+		"gone since the host was booted":                        {Facts{OtherBoot: true}, vmm.Gone, vmm.CauseHostBoot, "booted"},
+		"ended before the host was booted":                      {Facts{OtherBoot: true, Event: vmm.CausePowerOff}, vmm.Gone, vmm.CausePowerOff, ""},
+		"a stale OOM count says nothing of a living VMM":        {Facts{Alive: true, OOMKills: 3}, vmm.Running, vmm.CauseUnknown, ""},
+		"an error logged by a VMM that lives is no end yet":     {Facts{Alive: true, Log: "oops"}, vmm.Running, vmm.CauseUnknown, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := Decide(c.facts)
