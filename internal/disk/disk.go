@@ -92,7 +92,7 @@ func room(d Disk) error {
 	if err := unix.Statfs(filepath.Dir(d.Path), &st); err != nil {
 		return fmt.Errorf("%s: looking at the disk: %w", filepath.Dir(d.Path), err)
 	}
-	if free := int64(st.Bavail) * st.Bsize; d.ReserveBytes > 0 && free < d.ReserveBytes { //nolint:gosec,unconvert // types differ by platform
+	if free := int64(st.Bavail) * st.Bsize; d.ReserveBytes > 0 && free < d.ReserveBytes {
 		return fmt.Errorf("%s: the node's disk is full: %d bytes are free, %d stay reserved", d.Path, free, d.ReserveBytes)
 	}
 	return nil

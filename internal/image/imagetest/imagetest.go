@@ -215,7 +215,9 @@ func pullOutlivesItsFirstCaller(t *testing.T, w World) {
 	first := w.begin(ctx, t, "one")
 	second := w.begin(context.Background(), t, "two")
 	cancel()
-	<-first
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("the first caller got %v, want context.Canceled", err)
+	}
 	w.Release()
 	if err := <-second; err != nil {
 		t.Errorf("the second caller got %v", err)

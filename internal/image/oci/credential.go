@@ -89,8 +89,10 @@ func (s *Store) candidates(own []image.Credential, registry, repository string) 
 	return out, nil
 }
 
-// dockerHub has more than one name, and an address in docker config files that is none of them.
-var dockerHub = []string{"index.docker.io", "docker.io", "registry-1.docker.io", "registry.hub.docker.com"}
+// isDockerHub knows its names: more than one, and the address in docker config files is none that is spoken to.
+func isDockerHub(host string) bool {
+	return slices.Contains([]string{"index.docker.io", "docker.io", "registry-1.docker.io", "registry.hub.docker.com"}, host)
+}
 
 // matchKey says how specifically a docker config key names a repository; 0 is not at all. A key is a host, which may hold
 // "*" within a label as Kubernetes allows, with or without scheme, port, API version, and leading part of the repository.
@@ -115,7 +117,7 @@ func matchKey(key, registry, repository string) int {
 }
 
 func matchHost(pattern, registry string) bool {
-	if slices.Contains(dockerHub, pattern) && slices.Contains(dockerHub, registry) {
+	if isDockerHub(pattern) && isDockerHub(registry) {
 		return true
 	}
 	want, have := strings.Split(strings.ToLower(pattern), "."), strings.Split(strings.ToLower(registry), ".")

@@ -285,7 +285,7 @@ func (s *Store) free() (int64, error) {
 	if err := unix.Statfs(s.config.Dir, &fs); err != nil {
 		return 0, err
 	}
-	return int64(fs.Bavail) * fs.Bsize, nil //nolint:gosec,unconvert // types differ by platform
+	return int64(fs.Bavail) * fs.Bsize, nil
 }
 
 // imageConfig keeps what running the image needs.

@@ -238,7 +238,7 @@ func (o *output) room(n int64) error {
 	if err := unix.Fstatfs(int(o.file.Fd()), &fs); err != nil {
 		return fmt.Errorf("looking at the disk: %w", err)
 	}
-	if free := int64(fs.Bavail) * fs.Bsize; free < o.reserve+checkEvery { //nolint:gosec,unconvert // sizes differ by platform
+	if free := int64(fs.Bavail) * fs.Bsize; free < o.reserve+checkEvery {
 		return fmt.Errorf("writing base: %w: %d bytes are free, %d stay reserved", ErrReserve, free, o.reserve)
 	}
 	return nil

@@ -108,11 +108,11 @@ func applyLayer(blob []byte) error {
 func removeHidden(name string, own map[string]bool) error {
 	parent := path.Dir(name)
 	for p := parent; p != "/"; p = path.Dir(p) {
-		if info, err := os.Lstat(p); err == nil && !info.IsDir() && own[p] {
+		if info, err := os.Lstat(p); own[p] && err == nil && !info.IsDir() {
 			return nil
 		}
 	}
-	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
+	if !isDirectory(parent) {
 		return nil
 	}
 	if path.Base(name) != ".wh..wh..opq" {
@@ -123,6 +123,11 @@ func removeHidden(name string, own map[string]bool) error {
 		err = errors.Join(err, os.RemoveAll(parent+"/"+child.Name()))
 	}
 	return err
+}
+
+func isDirectory(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
 }
 
 func makeParents(name string) error {
@@ -319,8 +324,8 @@ func TestAnyStackOfLayersEqualsTheReference(t *testing.T) {
 			r.Fatal(err)
 		}
 		o := order(r, work, blobs...)
-		want, got := applyReference(root, blobs), error(nil)
-		_, got = build.Run(context.Background(), o, nil)
+		want := applyReference(root, blobs)
+		_, got := build.Run(context.Background(), o, nil)
 		if (want == nil) != (got == nil) {
 			r.Fatalf("the reference says %v, the builder %v", want, got)
 		}

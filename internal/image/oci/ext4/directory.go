@@ -46,8 +46,8 @@ func (p *Plan) encodeDirectory(dir *Inode) []byte {
 		}
 		e := out[at:]
 		binary.LittleEndian.PutUint32(e, n.number)
-		binary.LittleEndian.PutUint16(e[4:], uint16(size)) //nolint:gosec // at most 264
-		e[6], e[7] = uint8(len(name)), n.entryType()       //nolint:gosec // at most 255
+		binary.LittleEndian.PutUint16(e[4:], uint16(size))
+		e[6], e[7] = uint8(len(name)), n.entryType()
 		copy(e[direntHeader:], name)
 		last = at
 		at += size
@@ -63,7 +63,7 @@ func (p *Plan) encodeDirectory(dir *Inode) []byte {
 
 // stretch makes the entry at offset reach the end of its block.
 func stretch(b []byte, offset int) {
-	binary.LittleEndian.PutUint16(b[offset+4:], uint16(BlockSize-offset%BlockSize)) //nolint:gosec // at most 4096
+	binary.LittleEndian.PutUint16(b[offset+4:], uint16(BlockSize-offset%BlockSize))
 }
 
 func (n *Inode) entryType() uint8 {

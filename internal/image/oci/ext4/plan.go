@@ -65,7 +65,7 @@ func (p *Plan) number(dir *Inode, at string) error {
 			}
 			continue
 		}
-		child.number = firstNumber + uint32(len(p.inodes)) - 1 //nolint:gosec // the callers limit the tree to far fewer
+		child.number = firstNumber + uint32(len(p.inodes)) - 1
 		child.links = 1
 		child.placed = false
 		p.inodes = append(p.inodes, child)
@@ -98,7 +98,7 @@ func (p *Plan) measure(n *Inode, at string) error {
 	}
 	switch n.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		n.dataBlocks = uint32((n.Size + BlockSize - 1) / BlockSize) //nolint:gosec // at most MaxFileSize/BlockSize
+		n.dataBlocks = uint32((n.Size + BlockSize - 1) / BlockSize)
 	case unix.S_IFDIR:
 		n.dataBlocks = directoryBlocks(n)
 	case unix.S_IFLNK:

@@ -35,7 +35,7 @@ func (p *Plan) numbered(number uint32) *Inode {
 	switch {
 	case number == rootNumber:
 		return p.inodes[0]
-	case number < firstNumber || number-firstNumber+1 >= uint32(len(p.inodes)): //nolint:gosec // bounded by the format
+	case number < firstNumber || number-firstNumber+1 >= uint32(len(p.inodes)):
 		return nil
 	}
 	return p.inodes[number-firstNumber+1]
@@ -69,7 +69,7 @@ func (p *Plan) writeInodes(w io.WriterAt) error {
 
 func (n *Inode) encode(b []byte) error {
 	le := binary.LittleEndian
-	le.PutUint16(b[0x00:], uint16(n.Mode)) //nolint:gosec // low and high halves, here and below
+	le.PutUint16(b[0x00:], uint16(n.Mode))
 	le.PutUint16(b[0x02:], uint16(n.UID))
 	size := n.Size
 	switch {
@@ -133,7 +133,7 @@ func encodeTime(t time.Time) (low, high uint32) {
 	if s > latest {
 		s, ns = latest, 0
 	}
-	low = uint32(s) //nolint:gosec // two's complement is the format
+	low = uint32(s)
 	epoch := uint32((s-int64(int32(low)))>>32) & 3
 	return low, uint32(ns)<<2 | epoch
 }
@@ -141,7 +141,7 @@ func encodeTime(t time.Time) (low, high uint32) {
 func putExtentHeader(b []byte, entries, limit, depth uint32) {
 	le := binary.LittleEndian
 	le.PutUint16(b[0:], extentMagic)
-	le.PutUint16(b[2:], uint16(entries)) //nolint:gosec // at most extentsPerLeaf
+	le.PutUint16(b[2:], uint16(entries))
 	le.PutUint16(b[4:], uint16(limit))
 	le.PutUint16(b[6:], uint16(depth))
 }
@@ -153,7 +153,7 @@ func (n *Inode) putExtents(b []byte, first, count uint32) {
 		logical := (first + i) * extentBlocks
 		e := b[12+i*12:]
 		le.PutUint32(e[0:], logical)
-		le.PutUint16(e[4:], uint16(min(extentBlocks, n.dataBlocks-logical))) //nolint:gosec // 32768 is an allowed length
+		le.PutUint16(e[4:], uint16(min(extentBlocks, n.dataBlocks-logical)))
 		le.PutUint32(e[8:], n.dataBlock+logical)
 	}
 }
@@ -230,7 +230,7 @@ func (p *Plan) writeBitmaps(w io.WriterAt) error {
 	return nil
 }
 
-func (p *Plan) lastNumber() uint32 { return firstNumber + uint32(len(p.inodes)) - 2 } //nolint:gosec // bounded by the format
+func (p *Plan) lastNumber() uint32 { return firstNumber + uint32(len(p.inodes)) - 2 }
 
 // clampGroup says how many of the first n things lie in group g of size per.
 func clampGroup(n, g, per uint32) uint32 {
@@ -267,7 +267,7 @@ func (p *Plan) writeSuper(w io.WriterAt) error {
 		le.PutUint32(d[4:], p.inodeBitmaps+g)
 		le.PutUint32(d[8:], p.inodeTables+g*p.tableBlocks)
 		free := clampGroup(p.totalBlocks, g, blocksPerGroup) - clampGroup(p.used, g, blocksPerGroup)
-		le.PutUint16(d[12:], uint16(free)) //nolint:gosec // all three are at most 32768
+		le.PutUint16(d[12:], uint16(free))
 		le.PutUint16(d[14:], uint16(p.perGroup-clampGroup(p.lastNumber(), g, p.perGroup)))
 		le.PutUint16(d[16:], uint16(directories[g]))
 	}

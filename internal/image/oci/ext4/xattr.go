@@ -139,12 +139,12 @@ func putXattrs(space []byte, list []xattr, base int) uint32 {
 		end -= pad4(len(x.value))
 		copy(space[end:], x.value)
 		e := space[entry:]
-		e[0], e[1] = uint8(len(x.name)), x.index //nolint:gosec // at most maxXattrName
+		e[0], e[1] = uint8(len(x.name)), x.index
 		offset := base + end
 		if len(x.value) == 0 {
 			offset = 0
 		}
-		binary.LittleEndian.PutUint16(e[2:], uint16(offset)) //nolint:gosec // below BlockSize
+		binary.LittleEndian.PutUint16(e[2:], uint16(offset))
 		binary.LittleEndian.PutUint32(e[8:], uint32(len(x.value)))
 		h := x.hash()
 		binary.LittleEndian.PutUint32(e[12:], h)

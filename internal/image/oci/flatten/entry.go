@@ -149,7 +149,7 @@ func parse(number int, h *tar.Header, limits Limits) (e entry, ok bool, err erro
 	if err != nil {
 		return entry{}, false, refuse("%s: owner %d:%d is not between 0 and 4294967295", quote(h.Name), h.Uid, h.Gid)
 	}
-	e.mode = uint32(h.Mode & 0o7777) //nolint:gosec // twelve bits
+	e.mode = uint32(h.Mode & 0o7777)
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse: //nolint:staticcheck // old archives have TypeRegA
 		e.mode |= unix.S_IFREG

@@ -19,7 +19,7 @@ const zstdWindow = 128 << 20
 
 // stream is a layer unpacked, counted against the budget and hashed.
 type stream struct {
-	ctx    context.Context //nolint:containedctx // a Reader has no other way to stop
+	ctx    context.Context
 	in     io.Reader
 	close  func()
 	hash   hash.Hash

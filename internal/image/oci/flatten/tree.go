@@ -211,10 +211,9 @@ func (w *walker) depth() int { return len(w.stack) }
 
 func (w *walker) find(name string) (*ext4.Inode, error) {
 	w.stack = append(w.stack[:0], w.tree.Root)
-	done := 0 // bytes of name walked, for own
 	for rest := name; rest != ""; {
 		part, tail, _ := strings.Cut(rest, "/")
-		done = len(name) - len(tail)
+		done := len(name) - len(tail) // bytes of name walked
 		if tail != "" {
 			done--
 		}

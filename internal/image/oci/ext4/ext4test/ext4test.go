@@ -5,6 +5,7 @@ package ext4test
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -109,7 +110,7 @@ func attachLoop(backing *os.File, flags uintptr) (*os.File, error) {
 			return device, nil
 		}
 		_ = device.Close()
-		if err != unix.EBUSY {
+		if !errors.Is(err, unix.EBUSY) {
 			return nil, fmt.Errorf("attaching loop device: %w", err)
 		}
 		runtime.Gosched()
