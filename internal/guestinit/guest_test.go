@@ -247,6 +247,19 @@ func TestAGuestWithoutMemoryIsToldApart(t *testing.T) {
 	}
 }
 
+func TestAMachineOfAnotherKind(t *testing.T) {
+	l := needLab(t)
+	v := l.boot(t, vmOptions{append: "imp.stop=reboot", noSerials: true})
+	v.configure(guestv1.Configure{})
+	v.start(shell("grep -c imp.stop=reboot /proc/cmdline"))
+	if e, out := v.finish(); e.Code != 0 || out != "1\n" {
+		t.Errorf("exit %+v, output %q", e, out)
+	}
+	if log := v.log(); !strings.Contains(log, "reboot: Restarting system") {
+		t.Errorf("the machine was not stopped by a reboot: %s", log)
+	}
+}
+
 func TestAConsoleThatNobodyReadsHoldsNothingUp(t *testing.T) {
 	l := needLab(t)
 	v := l.boot(t, vmOptions{undrained: true})

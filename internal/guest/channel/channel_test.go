@@ -134,6 +134,27 @@ func TestAFailedConfigureKeepsItsAnswer(t *testing.T) {
 	}
 }
 
+func TestAConfigureThatLosesItsConnectionIsCarriedOutOnce(t *testing.T) {
+	var connections atomic.Int32
+	g := fake.New(fake.Script{ConfigureMillis: 60, DropEveryMillis: 40})
+	c := client(t, func(context.Context) (net.Conn, error) {
+		host, guestEnd := net.Pipe()
+		connections.Add(1)
+		go g.ServeConn(t.Context(), guestEnd)
+		return host, nil
+	})
+	if err := c.Configure(within(t), guestv1.Configure{ID: "c"}); err != nil {
+		t.Fatal(err)
+	}
+	if n := connections.Load(); n < 2 {
+		t.Errorf("%d connections: the first was meant to break", n)
+	}
+	h, err := c.Hello(within(t))
+	if err != nil || h.ConfigureID != "c" {
+		t.Errorf("%+v, %v", h, err)
+	}
+}
+
 func TestOutputGoesOnAcrossLostConnections(t *testing.T) {
 	text := strings.Repeat("0123456789", 100_000)
 	c := client(t, inMemory(t, fake.New(fake.Script{Output: text, Exit: &fake.Exit{AfterMillis: 50}, DropEveryMillis: 100})))
