@@ -80,7 +80,7 @@ func (s *Store) grant(digest string, a *ask, c candidate) error {
 // prove shows that the asker may have a base that is here, by asking the registry.
 func (s *Store) prove(ctx context.Context, a *ask, digest string) error {
 	known := slices.ContainsFunc(s.grants(digest), func(g grant) bool { return g.Repository == a.repository })
-	_, err := s.each(ctx, a, func(session *session) (resolution, error) {
+	_, err := s.each(ctx, a, func(ctx context.Context, session *session) (resolution, error) {
 		ref := a.byDigest(digest)
 		if known {
 			err := session.head(ctx, ref)

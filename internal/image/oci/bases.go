@@ -201,8 +201,8 @@ func (s *Store) load() error {
 }
 
 // evict removes bases that nothing uses, the longest unused first, until the budget is met and need bytes more than the
-// reserve are free.
-func (s *Store) evict(need int64) {
+// reserve are free. It says whether any went.
+func (s *Store) evict(need int64) (gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	order := make([]*base, 0, len(s.bases))
@@ -222,8 +222,8 @@ func (s *Store) evict(need int64) {
 	for _, b := range order {
 		free, err := s.free()
 		over := s.config.BudgetBytes > 0 && total > s.config.BudgetBytes
-		if tight := err == nil && need > 0 && free < need+s.config.ReserveBytes; !over && !tight {
-			return
+		if tight := err == nil && need > 0 && free-s.config.ReserveBytes < need; !over && !tight {
+			return gone
 		}
 		info, err := os.Stat(s.basePath(b.Digest))
 		if err != nil || links(info) > 1 || s.held[b.Digest] > 0 {
@@ -231,8 +231,10 @@ func (s *Store) evict(need int64) {
 		}
 		total -= allocated(info)
 		s.forget(b.Digest)
+		gone = true
 		s.log.Info("evicted an unused image", "digest", b.Digest, "bytes", allocated(info))
 	}
+	return gone
 }
 
 // Sweep implements image.Store.

@@ -58,6 +58,8 @@ func (s *session) say(err error) string {
 	switch {
 	case errors.As(err, &wrong):
 		return fmt.Sprintf("registry %s sent something wrong: %s", host, wrong.text)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Sprintf("registry %s cannot be reached: it did not answer within %v", host, 2*s.stall)
 	case errors.Is(err, errStalled):
 		return fmt.Sprintf("registry %s: %v (%v)", host, errStalled, s.stall)
 	case errors.As(err, &answer):
@@ -128,9 +130,13 @@ func printable(text string) string {
 	return text
 }
 
+func isFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, build.ErrReserve)
+}
+
 // buildError tells a full disk from other failures of the node.
 func buildError(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, build.ErrReserve) {
+	if isFull(err) {
 		return fault.New(fault.DiskFailed, "building base", fmt.Errorf("the node's disk is full: %w", err))
 	}
 	return fault.New(fault.DiskFailed, "building base", err)

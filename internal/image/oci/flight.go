@@ -12,6 +12,7 @@ import (
 type group[T any] struct {
 	mu      sync.Mutex
 	flights map[string]*flight[T]
+	running sync.WaitGroup // cancelled ones, which nobody waits for, too
 }
 
 type flight[T any] struct {
@@ -43,12 +44,12 @@ func (g *group[T]) do(ctx context.Context, key, owner string, work func(context.
 			g.flights = map[string]*flight[T]{}
 		}
 		g.flights[key] = f
-		go func() {
+		g.running.Go(func() {
 			f.value, f.err = work(run, f.tell)
 			g.forget(key, f)
 			close(f.done)
 			cancel()
-		}()
+		})
 	}
 	f.waiters++
 	g.mu.Unlock()

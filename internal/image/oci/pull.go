@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,6 +64,10 @@ func (s *Store) pull(ctx context.Context, a *ask, found resolution, tell func(im
 	}
 	began = s.clock.Now()
 	built, err := s.build(ctx, found.digest, blobs, config.RootFS.DiffIDs, work, tell)
+	if isFull(err) && s.evict(math.MaxInt64) { // what it needed could not be known before
+		log.Info("building again after unused images were evicted")
+		built, err = s.build(ctx, found.digest, blobs, config.RootFS.DiffIDs, work, tell)
+	}
 	timing.Build = s.clock.Since(began)
 	if err != nil {
 		return timing, err
@@ -242,6 +248,9 @@ func (s *Store) build(ctx context.Context, digest string, blobs []string, diffID
 		order.Layers = append(order.Layers, build.Layer{DiffID: diffIDs[i].String()})
 	}
 	path := filepath.Join(work, "base.ext4")
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a try before
+		return "", buildError(err)
+	}
 	out, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return "", buildError(err)

@@ -112,7 +112,7 @@ func (s *Store) ask(ctx context.Context, a *ask) (resolution, error) {
 		if a.Digest != "" {
 			ref = a.byDigest(a.Digest)
 		}
-		found, err := s.each(ctx, a, func(session *session) (resolution, error) {
+		found, err := s.each(ctx, a, func(ctx context.Context, session *session) (resolution, error) {
 			return session.resolve(ctx, ref)
 		})
 		if err != nil {
@@ -129,15 +129,18 @@ func (s *Store) ask(ctx context.Context, a *ask) (resolution, error) {
 	return found, err
 }
 
-// each tries the ask's credentials in turn until one is let in. The first refusal is what is told.
-func (s *Store) each(ctx context.Context, a *ask, try func(*session) (resolution, error)) (resolution, error) {
+// each tries the ask's credentials in turn until one is let in. The first refusal is what is told. A try is about manifests,
+// which are small, so it has a time limit: whoever answers drop by drop does not keep a VM waiting for ever.
+func (s *Store) each(ctx context.Context, a *ask, try func(context.Context, *session) (resolution, error)) (resolution, error) {
 	var first error
 	for _, c := range a.tries {
 		session, err := s.connect(a, c)
 		if err != nil {
 			return resolution{}, err
 		}
-		found, err := try(session)
+		limited, cancel := context.WithTimeout(ctx, 2*s.config.StallTimeout)
+		found, err := try(limited, session)
+		cancel()
 		if err == nil {
 			return found, nil
 		}

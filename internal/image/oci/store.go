@@ -152,8 +152,13 @@ func (s *Store) open() error {
 	return s.clean()
 }
 
-// Close lets another process have the store. Calls under way should have ended.
-func (s *Store) Close() error { return s.lock.Close() }
+// Close waits until pulls that everybody gave up have been cleared away, and lets another process have the store. Calls of
+// Ensure are to have ended.
+func (s *Store) Close() error {
+	s.resolving.running.Wait()
+	s.pulling.running.Wait()
+	return s.lock.Close()
+}
 
 func (s *Store) path(parts ...string) string {
 	return filepath.Join(append([]string{s.config.Dir}, parts...)...)

@@ -191,6 +191,26 @@ func TestEachFailureNamesItsCauseAndLeavesNothing(t *testing.T) {
 				}
 				return false
 			}},
+		"a manifest that never ends": {reference: h.ref("good"), want: []string{h.host(), "did not answer within 200ms"},
+			config: func(c *oci.Config) { c.StallTimeout = 100 * time.Millisecond },
+			misbehave: func(w http.ResponseWriter, r *http.Request) bool {
+				if strings.Contains(r.URL.Path, "/manifests/") {
+					_, _ = io.WriteString(w, "{")
+					w.(http.Flusher).Flush()
+					<-r.Context().Done()
+					return true
+				}
+				return false
+			}},
+		"a manifest too large for memory": {reference: h.ref("good"), want: []string{"manifest"},
+			misbehave: func(w http.ResponseWriter, r *http.Request) bool {
+				if strings.Contains(r.URL.Path, "/manifests/") {
+					w.Header().Set("Content-Type", string(types.DockerManifestSchema2))
+					_, _ = w.Write(bytes.Repeat([]byte(" "), 5<<20))
+					return true
+				}
+				return false
+			}},
 		"a reserve that is not there": {reference: h.ref("good"), reason: fault.DiskFailed, want: []string{"disk is full", "stay reserved"},
 			config: func(c *oci.Config) { c.ReserveBytes = 1 << 60 }},
 	} {
@@ -249,6 +269,25 @@ func TestADiskThatFillsWhileBuildingIsToldAndRepaired(t *testing.T) {
 		t.Fatal(err)
 	}
 	ensure(t, s, req)
+}
+
+func TestUnusedImagesMakeRoomForABuild(t *testing.T) {
+	ext4test.NeedRoot(t)
+	h := newHub(t)
+	for name, size := range map[string]int{"old": 6 << 20, "new": 10 << 20} {
+		h.push(name, picture{layers: []v1.Layer{gzipped(t, tarOf(t, map[string]string{"file": strings.Repeat(name, size/3)}))}}.image(t))
+	}
+	small := t.TempDir()
+	if err := unix.Mount("tmpfs", small, "tmpfs", 0, "size=14m"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(small, unix.MNT_DETACH) }()
+	s := open(t, func(c *oci.Config) { c.Dir = filepath.Join(small, "images") })
+	old := ensure(t, s, image.Request{Reference: h.ref("old"), Architecture: amd64})
+	ensure(t, s, image.Request{Reference: h.ref("new"), Architecture: amd64})
+	if _, err := os.Stat(old.Path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the unused image is still there (%v)", err)
+	}
 }
 
 func TestNoSecretIsToldOrKept(t *testing.T) {
