@@ -114,8 +114,8 @@ func validateWorkload(s Spec) error {
 	total := len(w.WorkingDir)
 	for field, words := range map[string][]string{"command": w.Command, "args": w.Args} {
 		for i, word := range words {
-			if strings.ContainsRune(word, 0) {
-				return fmt.Errorf("%s[%d] contains a zero byte, which no program can be given", field, i)
+			if err := text(word); err != nil {
+				return fmt.Errorf("%s[%d] %w", field, i, err)
 			}
 			total += len(word) + 1
 		}
@@ -124,22 +124,22 @@ func validateWorkload(s Spec) error {
 		if v.Name == "" || strings.ContainsAny(v.Name, "=\x00") {
 			return fmt.Errorf("env[%d].name must not be empty nor contain = or a zero byte", i)
 		}
-		if strings.ContainsRune(v.Value, 0) {
-			return fmt.Errorf("env[%d].value contains a zero byte, which no program can be given", i)
+		if err := text(v.Name + v.Value); err != nil {
+			return fmt.Errorf("env[%d] %w", i, err)
 		}
 		total += len(v.Name) + len(v.Value) + 2
 	}
 	if total > MaxWorkloadBytes {
 		return fmt.Errorf("command, args and env take %d bytes, at most %d are allowed", total, MaxWorkloadBytes)
 	}
-	if w.WorkingDir != "" && (!path.IsAbs(w.WorkingDir) || strings.ContainsRune(w.WorkingDir, 0)) {
-		return fmt.Errorf("workingDir must be an absolute path")
+	if w.WorkingDir != "" && (!path.IsAbs(w.WorkingDir) || text(w.WorkingDir) != nil) {
+		return fmt.Errorf("workingDir must be an absolute path of UTF-8 text")
 	}
 	if len(w.DataPaths) > maxListEntries {
 		return fmt.Errorf("%d dataPaths were given, at most %d are allowed", len(w.DataPaths), maxListEntries)
 	}
 	for i, p := range w.DataPaths {
-		if !path.IsAbs(p) || path.Clean(p) != p || p == "/" || strings.ContainsRune(p, 0) {
+		if !path.IsAbs(p) || path.Clean(p) != p || p == "/" || text(p) != nil {
 			return fmt.Errorf("dataPaths[%d] must be an absolute path without . or .. and not /", i)
 		}
 	}
@@ -231,6 +231,17 @@ func validatePolicy(s Spec) error {
 		return fmt.Errorf("restartPolicy maxDelay is %s and must not be less than initialDelay %s", p.MaxDelay, p.InitialDelay)
 	case p.MaxRetries != nil && *p.MaxRetries < 0:
 		return fmt.Errorf("restartPolicy maxRetries is %d and must not be negative", *p.MaxRetries)
+	}
+	return nil
+}
+
+// text is what a program can be given and a record can hold. Everything in the Kubernetes API is UTF-8.
+func text(s string) error {
+	switch {
+	case strings.ContainsRune(s, 0):
+		return fmt.Errorf("contains a zero byte, which no program can be given")
+	case !utf8.ValidString(s):
+		return fmt.Errorf("is not UTF-8")
 	}
 	return nil
 }
