@@ -12,6 +12,7 @@ import (
 	"imp.dev/imp/internal/agent/translate"
 	"imp.dev/imp/internal/event"
 	"imp.dev/imp/internal/fault"
+	"imp.dev/imp/internal/machine"
 )
 
 // waiting says that a reason is no failure: the stage has not been reached, or is undone on purpose.
@@ -19,7 +20,7 @@ func waiting(reason string) bool {
 	switch reason {
 	case "", v1alpha1.ReasonPending, v1alpha1.ReasonStarting, v1alpha1.ReasonStopping, v1alpha1.ReasonDone,
 		v1alpha1.ReasonRunning, v1alpha1.ReasonPlaced, v1alpha1.ReasonCompleted,
-		translate.ReasonReleased, translate.ReasonUpToDate:
+		translate.ReasonReleased, translate.ReasonUpToDate, string(machine.Stopped):
 		return true
 	}
 	return false
@@ -65,13 +66,17 @@ func significant(before, after *v1alpha1.ImpVM) bool {
 		return true
 	}
 	before = spoken(before, after)
-	for _, t := range []string{
-		v1alpha1.ConditionStarted, v1alpha1.ConditionGuestReady, v1alpha1.ConditionFinished, v1alpha1.ConditionReady,
-	} {
-		b, a := find(before, t).Status == metav1.ConditionTrue, find(after, t).Status == metav1.ConditionTrue
-		if b != a && (t != v1alpha1.ConditionReady || !leaving(after)) {
+	waited := []string{v1alpha1.ConditionFinished}
+	if !leaving(after) {
+		waited = append(waited, v1alpha1.ConditionStarted, v1alpha1.ConditionGuestReady, v1alpha1.ConditionReady)
+	}
+	for _, t := range waited {
+		if (find(before, t).Status == metav1.ConditionTrue) != (find(after, t).Status == metav1.ConditionTrue) {
 			return true
 		}
+	}
+	if leaving(after) {
+		return false
 	}
 	for _, t := range stageConditions() {
 		if _, ok := newFailure(before, after, t); ok {
@@ -81,7 +86,7 @@ func significant(before, after *v1alpha1.ImpVM) bool {
 	return startedAnew(before, after)
 }
 
-// leaving: Ready turns False with the order to stop; the removal's end, which follows, is what is waited for.
+// leaving: of a VM that was ordered to stop only the end of it is waited for.
 func leaving(vm *v1alpha1.ImpVM) bool { return vm.DeletionTimestamp != nil || vm.Status.Release != nil }
 
 // startedAnew says that the workload runs in after as it did not in before.
@@ -135,7 +140,7 @@ func happenings(before, after *v1alpha1.ImpVM, trouble bool) []event.Event {
 	out = append(out, progressHappenings(before, after, trouble)...)
 	if finished.Status == metav1.ConditionTrue && find(before, v1alpha1.ConditionFinished).Status != metav1.ConditionTrue {
 		eventType := corev1.EventTypeWarning
-		if finished.Reason == v1alpha1.ReasonSucceeded {
+		if finished.Reason == v1alpha1.ReasonSucceeded || waiting(finished.Reason) {
 			eventType = corev1.EventTypeNormal
 		}
 		tell(eventType, finished.Reason, "", finished.Message)

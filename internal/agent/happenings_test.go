@@ -85,6 +85,9 @@ func TestHappenings(t *testing.T) {
 			said(readyTrue), with(said([3]string{"Ready", "False", "Stopping"}), func(s *v1alpha1.ImpVMStatus) { s.Release = &v1alpha1.Release{} }),
 			false, false, nil,
 		},
+		"a guest that was stopped by order has not failed": {
+			said(startedTrue), said([3]string{v1alpha1.ConditionStarted, "False", "Stopped"}), false, true, nil,
+		},
 		"what an earlier assignment said is no news": {
 			with(said(startedFailed), func(s *v1alpha1.ImpVMStatus) { s.ReportedAssignment = 1 }), said(startedFailed),
 			false, true, []string{"Warning RuntimeStartFailed"},
