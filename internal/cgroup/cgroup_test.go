@@ -8,7 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -236,6 +238,30 @@ func TestRealGroupHoldsCountsKillsAndGoes(t *testing.T) {
 	}
 	if names, err := tree.List(); err != nil || len(names) != 0 {
 		t.Errorf("list: %v %v", names, err)
+	}
+}
+
+func TestLastGroupTakesItsInstanceAwayAndTheNextMakesItAgain(t *testing.T) {
+	tree := realTree(t)
+	var done sync.WaitGroup
+	for i := range 4 { // at once: one removes what another is about to use
+		done.Go(func() {
+			for range 25 {
+				g, err := tree.Create("vm-"+strconv.Itoa(i), Limits{Pids: 8})
+				if err == nil {
+					err = g.Remove(t.Context())
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	done.Wait()
+	for _, h := range tree.layout.hierarchies {
+		if _, err := os.Stat(filepath.Join(h.mount, tree.base)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the instance's group is left: %v", err)
+		}
 	}
 }
 

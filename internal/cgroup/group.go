@@ -275,7 +275,9 @@ func (g *Group) removeDirs() error {
 		// rmdir(2) itself: the kernel's files in the directory do not count and cannot be unlinked.
 		if err := unix.Rmdir(g.dir(h)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
+			continue
 		}
+		_ = g.tree.removeEmpty(h) // refused while the instance has other runs
 	}
 	return errors.Join(errs...)
 }

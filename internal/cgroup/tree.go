@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Options of a Tree.
@@ -81,6 +83,18 @@ func (t *Tree) Create(name string, l Limits) (*Group, error) {
 // makeDir makes the directories from the mount down. On v2 each level has to hand its controllers to the next one before
 // that can use them; a level that refuses (it holds processes itself) leaves the limits out, told by the group's missing files.
 func (t *Tree) makeDir(h hierarchy, name string) error {
+	const tries = 20
+	var err error
+	for range tries {
+		// Whoever removed the last group of an instance, or the last instance, took the directory above away as well.
+		if err = t.tryMakeDir(h, name); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return err
+}
+
+func (t *Tree) tryMakeDir(h hierarchy, name string) error {
 	dir := h.mount
 	for _, part := range strings.Split(strings.Trim(filepath.Join(t.base, name), "/"), "/") {
 		if h.v2 {
@@ -125,16 +139,23 @@ func (t *Tree) List() ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// Close removes the instance's own group where it is empty; it is for uninstalling and tests.
+// Close removes the instance's own group, which goes with its last run in any case, where nothing was ever made in it or something
+// went wrong; an error says that runs are left.
 func (t *Tree) Close() error {
 	var errs []error
 	for _, h := range t.layout.hierarchies {
-		if err := os.Remove(filepath.Join(h.mount, t.base)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
-		_ = os.Remove(filepath.Join(h.mount, filepath.Dir(t.base))) // shared with other instances: only if empty
+		errs = append(errs, t.removeEmpty(h))
 	}
 	return errors.Join(errs...)
+}
+
+// removeEmpty removes the instance's directory and the one shared with other instances, each only if nothing is in it.
+func (t *Tree) removeEmpty(h hierarchy) error {
+	if err := unix.Rmdir(filepath.Join(h.mount, t.base)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing cgroup %s: %w", t.base, err)
+	}
+	_ = unix.Rmdir(filepath.Join(h.mount, filepath.Dir(t.base)))
+	return nil
 }
 
 func readInt(path string) (int64, error) {

@@ -106,7 +106,6 @@ func enter(o childOrder) error {
 		defer f.Close()
 		return step("joining "+kind+" namespace", unix.Setns(int(f.Fd()), 0))
 	}
-	// Opened before the mount namespace changes; relative names of an *at call would do as well.
 	if err := join("cgroup"); err != nil {
 		return err
 	}
@@ -118,8 +117,7 @@ func enter(o childOrder) error {
 	if o.OOMScoreAdj != 0 {
 		_ = os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(o.OOMScoreAdj)), 0)
 	}
-	kinds := []string{"ipc", "uts", "net", "mnt"}
-	for _, kind := range kinds {
+	for _, kind := range []string{"ipc", "uts", "net", "mnt"} {
 		if err := join(kind); err != nil {
 			return err
 		}

@@ -34,8 +34,15 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == process.ChildCommand {
 		process.ChildMain()
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if made != "" {
+		_ = os.RemoveAll(made)
+	}
+	os.Exit(code)
 }
+
+// made is boot's directory, once it is made.
+var made string
 
 const (
 	testUID  = 64100
@@ -81,6 +88,7 @@ var boot = sync.OnceValues(func() (b struct{ kernel, initramfs string }, err err
 	if err != nil {
 		return b, err
 	}
+	made = dir
 	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, "guest"), "./testdata/guest")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -113,9 +121,9 @@ func newBench(t *testing.T) bench {
 			t.Errorf("cgroups of the instance: %v", err)
 		}
 	})
-	made, err := boot()
+	files, err := boot()
 	need(t, err == nil, fmt.Sprintf("a guest kernel: %v", err))
-	b.kernel, b.initrd = made.kernel, made.initramfs
+	b.kernel, b.initrd = files.kernel, files.initramfs
 	return b
 }
 
