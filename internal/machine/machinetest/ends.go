@@ -24,15 +24,15 @@ func ends(how string, after time.Duration) vmmfake.Script {
 
 func endChecks() []Check {
 	return []Check{
-		{"a one-shot that exits 0 is Finished and Succeeded, and keeps only its record and console until it is removed", oneShotSucceeds},
-		{"a workload that prints IMP_SUCCESS and exits 3 is Failed", impostor},
-		{"a guest that panics after its command ended well is a success", panicAfterSuccess},
-		{"a one-shot whose VMM was killed is never started a second time", atMostOnce},
-		{"a persistent VM that ends is started again on the same private disk", restartInPlace},
-		{"a persistent VM that exhausts its retries is Finished and can be removed", exhausted},
-		{"a deadline ends the VM for good", deadlineExceeded},
-		{"a guest that does not stop is killed after its grace", stubborn},
-		{"a guest that is asked to stop in time says how it ended", politeStop},
+		{Name: "a one-shot that exits 0 is Finished and Succeeded, and keeps only its record and console until it is removed", Run: oneShotSucceeds},
+		{Name: "a workload that prints IMP_SUCCESS and exits 3 is Failed", Run: impostor},
+		{Name: "a guest that panics after its command ended well is a success", Run: panicAfterSuccess},
+		{Name: "a one-shot whose VMM was killed is never started a second time", Run: atMostOnce},
+		{Name: "a persistent VM that ends is started again on the same private disk", Run: restartInPlace},
+		{Name: "a persistent VM that exhausts its retries is Finished and can be removed", Run: exhausted},
+		{Name: "a deadline ends the VM for good", Run: deadlineExceeded},
+		{Name: "a guest that does not stop is killed after its grace", Run: stubborn},
+		{Name: "a guest that is asked to stop in time says how it ended", Run: politeStop},
 	}
 }
 
@@ -43,7 +43,7 @@ func oneShotSucceeds(t *testing.T, h *Harness) {
 	if e := st.Final; e == nil || e.Verdict != machine.Succeeded || e.Code == nil || *e.Code != 0 || !e.Marker {
 		t.Fatalf("final is %s, want Succeeded with code 0 and the marker", pretty(e))
 	}
-	if st.StartedAt == nil || st.FinishedAt == nil || st.ImageDigest != digest || st.Incarnation != 1 || st.Counters.Starts != 1 || st.Counters.Exits != 1 {
+	if st.StartedAt == nil || st.FinishedAt == nil || st.ImageDigest != h.Digest || st.Incarnation != 1 || st.Counters.Starts != 1 || st.Counters.Exits != 1 {
 		t.Fatalf("status is not complete: %s", pretty(st))
 	}
 	eventually(t, "a log that shows the marker", func() bool { return strings.Contains(h.Log.String(), "marker=IMP_SUCCESS") })

@@ -34,13 +34,17 @@ type Harness struct {
 	Stop, Start func(t *testing.T)
 	// Instance of the runtime, which marks its processes.
 	Instance func() string
-	// Images and Network of the node.
+	// Images of the node; nil where they cannot be steered, and the checks that need that are left out.
 	Images *Images
+	// Digest of the suite's image.
+	Digest string
+	// Networks says that the node can attach interfaces.
+	Networks bool
 	// StateDir and RunDir of the runtime.
 	StateDir, RunDir string
 	// Attached lists what the network holds.
 	Attached func() []string
-	// ConsoleFile of a VM.
+	// Log of the runtime.
 	Log fmt.Stringer
 }
 
@@ -113,6 +117,9 @@ func (h *Harness) Leftovers(t *testing.T) []string {
 	return out
 }
 
+// Reference of the suite's image.
+const Reference = "registry.test/app:1"
+
 // SpecOption changes a Spec.
 type SpecOption func(*machine.Spec)
 
@@ -120,7 +127,7 @@ type SpecOption func(*machine.Spec)
 func NewSpec(options ...SpecOption) machine.Spec {
 	s := machine.Spec{
 		ID: uuid.NewString(), Namespace: "default", Name: "vm", Assignment: 1, Generation: 1, Lifecycle: machine.Ephemeral,
-		Image: machine.Image{Reference: "registry.test/app:1", Policy: image.IfNotPresent},
+		Image: machine.Image{Reference: Reference, Policy: image.IfNotPresent},
 		VCPU:  1, MemoryMiB: 128, DiskGiB: 1, Grace: 10 * time.Second,
 	}
 	for _, o := range options {

@@ -15,16 +15,16 @@ import (
 
 func orderChecks() []Check {
 	checks := []Check{
-		{"an order with an older assignment is refused", staleAssignment},
-		{"a newer assignment takes the place of the older once that is removed", successor},
-		{"a VM that is not known is Removed at once and cannot come back under that assignment", removeUnknown},
-		{"a VM beyond the node's budget is refused and leaves nothing", noCapacity},
-		{"a finished VM makes room for others", capacityFreed},
-		{"a Spec that is not valid is refused with the field's name", invalidSpec},
-		{"repeating Ensure changes nothing", repeatEnsure},
-		{"an ephemeral VM takes no change but of its end", ephemeralEdit},
-		{"a persistent VM says RestartRequired until it runs with its new Spec", restartRequired},
-		{"a repeated Remove can only shorten the grace", shorterGrace},
+		{Name: "an order with an older assignment is refused", Run: staleAssignment},
+		{Name: "a newer assignment takes the place of the older once that is removed", Run: successor},
+		{Name: "a VM that is not known is Removed at once and cannot come back under that assignment", Run: removeUnknown},
+		{Name: "a VM beyond the node's budget is refused and leaves nothing", Run: noCapacity},
+		{Name: "a finished VM makes room for others", Run: capacityFreed},
+		{Name: "a Spec that is not valid is refused with the field's name", Run: invalidSpec},
+		{Name: "repeating Ensure changes nothing", Run: repeatEnsure},
+		{Name: "an ephemeral VM takes no change but of its end", Run: ephemeralEdit, Images: true},
+		{Name: "a persistent VM says RestartRequired until it runs with its new Spec", Run: restartRequired, Images: true},
+		{Name: "a repeated Remove can only shorten the grace", Run: shorterGrace},
 	}
 	for name, c := range map[string]struct {
 		option SpecOption
@@ -50,7 +50,7 @@ func orderChecks() []Check {
 		}},
 	} {
 		for _, restarted := range []bool{false, true} {
-			checks = append(checks, Check{fmt.Sprintf("removing a VM that is %s leaves nothing (runtime restarted: %v)", name, restarted), func(t *testing.T, h *Harness) {
+			checks = append(checks, Check{Images: c.before != nil, Name: fmt.Sprintf("removing a VM that is %s leaves nothing (runtime restarted: %v)", name, restarted), Run: func(t *testing.T, h *Harness) {
 				release := func() {}
 				if c.before != nil {
 					release = c.before(h)

@@ -25,14 +25,14 @@ func errorsContain(err error, word string) bool {
 
 func startChecks() []Check {
 	return []Check{
-		{"an image that cannot be pulled is told with its cause, and runs once it can", imageRepaired},
-		{"a guest that never answers is tried again at once, then told with its last words", silentGuest},
-		{"a VMM that cannot be launched is told with its own words and leaves nothing", launchFails},
-		{"a machine that ends before its workload was started is a failed start, of a one-shot as well", diesBooting},
-		{"a guest that refuses its configuration is told in its words", refusedConfigure},
-		{"readiness follows the probe", probing},
-		{"without a probe a VM is ready once its workload was started", readyWithoutProbe},
-		{"a pull that needs secrets waits for them after a restart, and no file or log holds them", secrets},
+		{Name: "an image that cannot be pulled is told with its cause, and runs once it can", Run: imageRepaired, Images: true},
+		{Name: "a guest that never answers is tried again at once, then told with its last words", Run: silentGuest},
+		{Name: "a VMM that cannot be launched is told with its own words and leaves nothing", Run: launchFails},
+		{Name: "a machine that ends before its workload was started is a failed start, of a one-shot as well", Run: diesBooting},
+		{Name: "a guest that refuses its configuration is told in its words", Run: refusedConfigure},
+		{Name: "readiness follows the probe", Run: probing},
+		{Name: "without a probe a VM is ready once its workload was started", Run: readyWithoutProbe},
+		{Name: "a pull that needs secrets waits for them after a restart, and no file or log holds them", Run: secrets, Images: true},
 	}
 }
 
