@@ -107,8 +107,11 @@ func TestElsewhereThanOnATerminalOnlyChangesArePrinted(t *testing.T) {
 	for _, now := range []v1alpha1.ImpVM{starting, starting, running, running} {
 		b.show([]v1alpha1.ImpVM{now})
 	}
-	if lines := strings.Count(out.String(), "\n"); lines != 2 {
-		t.Errorf("two states gave %d lines:\n%s", lines, out.String())
+	b.show(nil)
+	b.show(nil)
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	if len(lines) != 3 || !strings.HasSuffix(lines[2], "web is gone") {
+		t.Errorf("two states and an end gave %d lines:\n%s", len(lines), out.String())
 	}
 	if strings.Contains(out.String(), "\x1b") {
 		t.Error("a terminal's control characters are in it")

@@ -25,6 +25,8 @@ type board struct {
 	last     map[string]string
 }
 
+const gone = "is gone"
+
 func newBoard(out io.Writer, began time.Time) *board {
 	file, ok := out.(*os.File)
 	return &board{out: out, terminal: ok && term.IsTerminal(int(file.Fd())), began: began, last: map[string]string{}}
@@ -34,6 +36,12 @@ func (b *board) show(vms []v1alpha1.ImpVM) {
 	slices.SortFunc(vms, func(x, y v1alpha1.ImpVM) int { return strings.Compare(x.Name, y.Name) })
 	elapsed := fmt.Sprintf("%6.1fs", time.Since(b.began).Seconds())
 	if !b.terminal {
+		for name, row := range b.last {
+			if row != gone && !slices.ContainsFunc(vms, func(vm v1alpha1.ImpVM) bool { return vm.Name == name }) {
+				b.last[name] = gone
+				fmt.Fprintf(b.out, "%s  %s %s\n", elapsed, name, gone)
+			}
+		}
 		for i := range vms {
 			row := strings.Join(cells(&vms[i]), " ")
 			if b.last[vms[i].Name] != row {
@@ -54,10 +62,22 @@ func (b *board) show(vms []v1alpha1.ImpVM) {
 	if b.drawn > 0 {
 		fmt.Fprintf(b.out, "\x1b[%dA", b.drawn) // up to the first of our lines
 	}
+	// \x1b[J clears what is below: a VM that is gone leaves no line.
+	fmt.Fprint(b.out, "\x1b[J")
 	for _, line := range append(lines, elapsed) {
-		fmt.Fprintf(b.out, "\x1b[2K%s\n", shorten(line, 150))
+		fmt.Fprintln(b.out, shorten(line, b.width()))
 	}
 	b.drawn = len(lines) + 1
+}
+
+// width keeps each line on one line of the terminal, or going up again would miss the first.
+func (b *board) width() int {
+	if file, ok := b.out.(*os.File); ok {
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil && width > 20 {
+			return width - 1
+		}
+	}
+	return 79
 }
 
 func cells(vm *v1alpha1.ImpVM) []string {

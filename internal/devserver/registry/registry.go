@@ -151,7 +151,8 @@ func logFailures(next http.Handler, logger *slog.Logger) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		seen := &status{ResponseWriter: w, code: http.StatusOK}
 		next.ServeHTTP(seen, r)
-		if seen.code >= http.StatusBadRequest {
+		asked := r.Method == http.MethodHead && seen.code == http.StatusNotFound // a push asks what it may skip
+		if seen.code >= http.StatusBadRequest && !asked {
 			logger.Info("registry refused a request", "method", r.Method, "path", r.URL.Path, "status", seen.code)
 		}
 	})
