@@ -26,3 +26,11 @@ if [[ -n $long_mains ]]; then
   printf 'mains past 40 lines:\n%s\n' "$long_mains" >&2
   exit 1
 fi
+
+# Each direct dependency is explained.
+unexplained=$(awk '/^require \(/ {r=1; next} /^\)/ {r=0} r && !/indirect/ {print $1}' go.mod |
+  while read -r module; do grep -qF "\`$module\`" docs/dependencies.md || echo "  $module"; done)
+if [[ -n $unexplained ]]; then
+  printf 'direct dependencies without a line in docs/dependencies.md:\n%s\n' "$unexplained" >&2
+  exit 1
+fi
