@@ -10,6 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// closeFD closes a descriptor that was only read from or looked through: there is nothing an error could tell.
+func closeFD(fd int) { _ = unix.Close(fd) }
+
 // inode identifies a file, to find hard links again.
 type inode struct{ dev, ino uint64 }
 
@@ -64,7 +67,7 @@ func (c *treeCopy) entry(dir int, name, at string) error {
 		if err != nil {
 			return err
 		}
-		defer unix.Close(sub)
+		defer closeFD(sub)
 		if err := unix.Mkdir(target, 0o700); err != nil {
 			return err
 		}

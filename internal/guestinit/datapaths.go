@@ -48,7 +48,7 @@ func bindDataPath(outside int, target string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(data)
+	defer closeFD(data)
 	name := dataName(target)
 	err = unix.Faccessat(data, name, unix.F_OK, 0)
 	if errors.Is(err, unix.ENOENT) {
@@ -61,7 +61,7 @@ func bindDataPath(outside int, target string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(source)
+	defer closeFD(source)
 	if err := unix.Mount(fmt.Sprintf("/proc/self/fd/%d", source), target, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("binding: %w", err)
 	}
@@ -83,7 +83,7 @@ func fillDataPath(data int, name, target string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(from)
+	defer closeFD(from)
 	if err := copyTree(from, into); err != nil {
 		return fmt.Errorf("copying the image's content: %w", err)
 	}

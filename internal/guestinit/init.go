@@ -75,14 +75,14 @@ func serve(m *machine, log *logger) {
 				log.Printf("waiting for the port to the host: %v", err)
 				told = true
 			}
-			time.Sleep(pause)
+			<-time.After(pause)
 			continue
 		}
 		m.portOpened()
 		conn, err := wire.Guest(p)
 		if err != nil {
 			_ = p.Close()
-			time.Sleep(pause)
+			<-time.After(pause)
 			continue
 		}
 		p.connected.Store(true)

@@ -70,7 +70,7 @@ func openKernelLog() *kernelLog {
 
 func (k *kernelLog) close() {
 	if k.fd >= 0 {
-		_ = unix.Close(k.fd)
+		closeFD(k.fd)
 	}
 }
 

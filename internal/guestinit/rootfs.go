@@ -127,15 +127,14 @@ func findDisk(serial string) (string, error) {
 		limit    = 2 * time.Second // devices are there when their module is loaded; built-in drivers may be later
 		interval = 10 * time.Millisecond
 	)
-	for begin := time.Now(); ; time.Sleep(interval) {
-		found, all := lookDisk(serial)
-		if found != "" {
-			return "/dev/" + found, nil
-		}
-		if time.Since(begin) > limit {
-			return "", fmt.Errorf("looking for disks: no disk with serial %q among %d", serial, len(all))
-		}
+	found, all := "", []string(nil)
+	if !await(limit, interval, func() bool {
+		found, all = lookDisk(serial)
+		return found != ""
+	}) {
+		return "", fmt.Errorf("looking for disks: no disk with serial %q among %d", serial, len(all))
 	}
+	return "/dev/" + found, nil
 }
 
 func lookDisk(serial string) (found string, all []string) {
@@ -226,7 +225,7 @@ func emptyDir(dir int) error {
 			continue
 		}
 		err = emptyDir(sub)
-		_ = unix.Close(sub)
+		closeFD(sub)
 		if err != nil {
 			return err
 		}
@@ -258,7 +257,7 @@ func drainConsole(limit time.Duration) {
 		if err != nil {
 			return
 		}
-		defer unix.Close(fd)
+		defer closeFD(fd)
 		_ = unix.IoctlSetInt(fd, unix.TCSBRK, 1)
 	}()
 	select {

@@ -68,7 +68,7 @@ func mountRun(outside int) error {
 	if err != nil {
 		return fmt.Errorf("filling /run: %w", err)
 	}
-	defer unix.Close(base)
+	defer closeFD(base)
 	source, err := unix.Openat(base, "run", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return nil
@@ -76,7 +76,7 @@ func mountRun(outside int) error {
 	if err != nil {
 		return fmt.Errorf("filling /run: %w", err)
 	}
-	defer unix.Close(source)
+	defer closeFD(source)
 	if err := copyTree(source, "/run"); err != nil {
 		return fmt.Errorf("filling /run: %w", err)
 	}

@@ -259,15 +259,27 @@ func killRest(r *reaper, limit time.Duration) {
 	if r.sweep() {
 		return
 	}
-	begin := time.Now()
 	_ = unix.Kill(-1, unix.SIGTERM)
-	for time.Since(begin) < limit {
-		if r.sweep() {
-			return
-		}
-		if time.Since(begin) > politeness {
-			_ = unix.Kill(-1, unix.SIGKILL)
-		}
-		time.Sleep(interval)
+	if await(politeness, interval, r.sweep) {
+		return
 	}
+	await(limit, interval, func() bool {
+		_ = unix.Kill(-1, unix.SIGKILL)
+		return r.sweep()
+	})
+}
+
+// await tries until done, every interval, and gives up after limit. It says whether done was seen.
+func await(limit, interval time.Duration, done func() bool) bool {
+	over := time.After(limit)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-over:
+			return done()
+		}
+	}
+	return true
 }

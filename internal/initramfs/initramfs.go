@@ -136,7 +136,7 @@ func checkGuest(binary []byte) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if s := f.Section(".interp"); s != nil {
 		return errors.New("is linked dynamically; build it with CGO_ENABLED=0")
 	}

@@ -146,8 +146,8 @@ func TestModulesArePackedInTheOrderOfLoading(t *testing.T) {
 			want:   []string{"00-rng_core.ko", "01-virtio_rng.ko"},
 		},
 		"what is built in or absent is left out": {
-			files:   map[string][]byte{"overlay.ko": ko("exportfs")},
-			builtin: []string{"kernel/fs/ext4/ext4.ko", "kernel/fs/exportfs/exportfs.ko"},
+			files:   map[string][]byte{"overlay.ko": ko("crc16")},
+			builtin: []string{"kernel/fs/ext4/ext4.ko", "kernel/fs/crc16/crc16.ko"},
 			wanted:  []string{"ext4", "overlay", "pvpanic"},
 			want:    []string{"00-overlay.ko"},
 		},

@@ -164,7 +164,7 @@ func dependencies(content []byte) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	section := f.Section(".modinfo")
 	if section == nil {
 		return nil, errors.New("has no .modinfo section: not a kernel module")

@@ -16,14 +16,14 @@ import (
 )
 
 // Magic numbers of the payload formats (kernel: scripts/Makefile.lib, lib/decompress.c).
-var (
-	magicLZ4Legacy = []byte{0x02, 0x21, 0x4c, 0x18}
-	magicGzip      = []byte{0x1f, 0x8b}
-	magicXZ        = []byte{0xfd, '7', 'z', 'X', 'Z', 0}
-	magicZstd      = []byte{0x28, 0xb5, 0x2f, 0xfd}
-	magicBzip2     = []byte("BZh")
-	magicLZMA      = []byte{0x5d, 0, 0}
-	magicLZO       = []byte{0x89, 'L', 'Z', 'O'}
+const (
+	magicLZ4Legacy = "\x02\x21\x4c\x18"
+	magicGzip      = "\x1f\x8b"
+	magicXZ        = "\xfd7zXZ\x00"
+	magicZstd      = "\x28\xb5\x2f\xfd"
+	magicBzip2     = "BZh"
+	magicLZMA      = "\x5d\x00\x00"
+	magicLZO       = "\x89LZO"
 )
 
 // decompress writes the content of a payload. The kernel's build appends the unpacked size (4 bytes) to every format but
@@ -34,24 +34,25 @@ func decompress(payload []byte, w io.Writer) error {
 		err  error
 	)
 	body := payload[:max(0, len(payload)-4)]
+	is := func(magic string) bool { return bytes.HasPrefix(payload, []byte(magic)) }
 	switch {
-	case bytes.HasPrefix(payload, []byte(elf.ELFMAG)):
+	case is(elf.ELFMAG):
 		_, err = w.Write(payload)
 		return err
-	case bytes.HasPrefix(payload, magicLZ4Legacy):
+	case is(magicLZ4Legacy):
 		name, err = "LZ4", lz4Legacy(body, w)
-	case bytes.HasPrefix(payload, magicGzip):
+	case is(magicGzip):
 		name, err = "gzip", gunzip(payload, w)
-	case bytes.HasPrefix(payload, magicXZ):
+	case is(magicXZ):
 		name, err = "xz", unxz(body, w)
-	case bytes.HasPrefix(payload, magicZstd):
+	case is(magicZstd):
 		name, err = "zstd", unzstd(body, w)
-	case bytes.HasPrefix(payload, magicBzip2):
+	case is(magicBzip2):
 		name = "bzip2"
 		_, err = io.Copy(w, bzip2.NewReader(bytes.NewReader(body)))
-	case bytes.HasPrefix(payload, magicLZMA):
+	case is(magicLZMA):
 		name, err = "LZMA", unlzma(body, w)
-	case bytes.HasPrefix(payload, magicLZO):
+	case is(magicLZO):
 		return errors.New("kernel is compressed with LZO, which is not supported: give the unpacked vmlinux")
 	default:
 		return fmt.Errorf("kernel's compression is not known (first bytes %x)", payload[:min(8, len(payload))])
@@ -99,7 +100,7 @@ func lz4Legacy(body []byte, w io.Writer) error {
 	out := make([]byte, blockSize)
 	for len(body) >= 4 {
 		size := int64(binary.LittleEndian.Uint32(body))
-		if bytes.HasPrefix(body, magicLZ4Legacy) {
+		if bytes.HasPrefix(body, []byte(magicLZ4Legacy)) {
 			body = body[4:]
 			continue
 		}

@@ -62,7 +62,7 @@ func sized(payload []byte, size int) []byte {
 
 func lz4Blocks(t *testing.T, content []byte) []byte {
 	t.Helper()
-	out := bytes.Clone(magicLZ4Legacy)
+	out := []byte(magicLZ4Legacy)
 	for len(content) > 0 {
 		n := min(len(content), 8<<20)
 		block := make([]byte, lz4.CompressBlockBound(n))
@@ -180,10 +180,10 @@ func TestAFileThatIsNoKernelIsRefusedWithItsReason(t *testing.T) {
 		"a text":                      {bytes.Repeat([]byte("no kernel "), 100), "neither an ELF file nor an x86 bzImage", ErrNotKernel},
 		"an initramfs":                {append([]byte("070701"), make([]byte, 1000)...), "an initramfs?", ErrNotKernel},
 		"a bzImage that is cut off":   {whole[:5000], "cut off", nil},
-		"a bzImage with broken data":  {bzImage(append(bytes.Clone(magicLZ4Legacy), bytes.Repeat([]byte{9}, 600)...)), "unpacking LZ4 payload", nil},
+		"a bzImage with broken data":  {bzImage(append([]byte(magicLZ4Legacy), bytes.Repeat([]byte{9}, 600)...)), "unpacking LZ4 payload", nil},
 		"an unknown compression":      {bzImage(bytes.Repeat([]byte{9}, 600)), "compression is not known", nil},
 		"a bzImage of something else": {bzImage(script.Bytes()), "no ELF image", ErrNotKernel},
-		"a kernel packed with LZO":    {bzImage(append(bytes.Clone(magicLZO), make([]byte, 600)...)), "LZO", nil},
+		"a kernel packed with LZO":    {bzImage(append([]byte(magicLZO), make([]byte, 600)...)), "LZO", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

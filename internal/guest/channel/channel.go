@@ -213,7 +213,7 @@ func (c *Client) once(ctx context.Context, session *yamux.Session, q *guestv1.Re
 	if err != nil {
 		return nil, fmt.Errorf("opening call: %w", err)
 	}
-	defer stream.Close()
+	defer func() { _ = stream.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = stream.SetDeadline(time.Unix(1, 0)) })()
 	watching, stop := context.WithCancel(ctx)
 	defer stop()

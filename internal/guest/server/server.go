@@ -41,7 +41,7 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, h Handler) error {
 		_ = conn.Close()
 		return fmt.Errorf("opening session: %w", err)
 	}
-	defer session.Close()
+	defer func() { _ = session.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = session.Close() })()
@@ -55,7 +55,7 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, h Handler) error {
 }
 
 func answer(ctx context.Context, stream *yamux.Stream, h Handler) {
-	defer stream.Close()
+	defer func() { _ = stream.Close() }()
 	var q guestv1.Request
 	if err := wire.ReadFrame(stream, &q); err != nil {
 		if errors.Is(err, wire.ErrMalformed) || errors.Is(err, wire.ErrTooLarge) {

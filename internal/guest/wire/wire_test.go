@@ -89,7 +89,7 @@ func pipe(t *testing.T) (net.Conn, net.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	a, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
