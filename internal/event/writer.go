@@ -22,7 +22,7 @@ const (
 	// remembered is how long an event that did not repeat is kept in memory, no longer than the API server keeps it.
 	remembered = time.Hour
 	// queued events wait at most; one more is dropped, and the log says so.
-	queued = 1024
+	queued = 4096
 	// writeTimeout bounds one request, tries the requests for one event.
 	writeTimeout = 10 * time.Second
 	tries        = 5

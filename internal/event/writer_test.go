@@ -50,8 +50,10 @@ func (r *rig) start() {
 	go func() { r.writer.Run(ctx); close(ended) }()
 	r.stop = func() { cancel(); <-ended }
 	r.t.Cleanup(r.stop)
-	for !r.clock.HasWaiters() {
-		time.Sleep(time.Millisecond) // until Run has its ticker
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for !r.clock.HasWaiters() { // until Run has its ticker
+		<-ticker.C
 	}
 }
 

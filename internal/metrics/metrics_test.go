@@ -46,7 +46,7 @@ func TestAnAddressInUseIsToldAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
+	defer func() { _ = listener.Close() }()
 	err = metrics.Serve(t.Context(), listener.Addr().String(), metrics.NewRegistry("imp-test"))
 	if err == nil || !strings.Contains(err.Error(), "listening for metrics") {
 		t.Errorf("got %v", err)

@@ -160,3 +160,22 @@ func TestWhatAnAgentWroteOfANodeGoesWhenTheNodeHasLeft(t *testing.T) {
 		t.Errorf("a node that has left is looked at again after %v", again)
 	}
 }
+
+func TestAnEndThatIsToldBeforeTheNodeIsCalledReachableAgainReachesReady(t *testing.T) {
+	r, node := placed(t)
+	r.report("web", running)
+	r.silent()
+	r.watchNode(node)
+	r.report("web", succeeded) // the agent is back, and quicker than imp-reachable
+	r.beat(node)
+	r.reconcile("web")
+	r.writes.take()
+	r.watchNode(node)
+	r.watchNode(node)
+	r.expect("PATCH impvms/web/status")
+	r.expectCondition("web", v1alpha1.ConditionReady, "False Completed: the workload ended with 0")
+	if got := r.get("web").Status.Phase; got != v1alpha1.PhaseSucceeded {
+		t.Errorf("the phase is %s", got)
+	}
+	r.expectEvents("web", "Normal Placed", "Warning AgentTimeout")
+}

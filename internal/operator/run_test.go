@@ -64,7 +64,7 @@ func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }
 
@@ -82,11 +82,14 @@ func ask(t *testing.T, url string) (status int, body string) {
 
 func await(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); {
-		if time.Now().After(deadline) {
+	deadline, ticker := time.After(time.Minute), time.NewTicker(20*time.Millisecond)
+	defer ticker.Stop()
+	for !done() {
+		select {
+		case <-deadline:
 			t.Fatalf("waited a minute for %s", what)
+		case <-ticker.C:
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 }
 

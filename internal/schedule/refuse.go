@@ -7,10 +7,10 @@ import (
 
 	"imp.dev/imp/api/v1alpha1"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	schedulinghelpers "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/klog/v2"
 )
 
 // Reason is one thing a node has against a VM.
@@ -101,7 +101,7 @@ func schedulable(req Requirements, c *Candidate) []Reason {
 }
 
 func tolerates(tolerations []corev1.Toleration, taint *corev1.Taint) bool {
-	return schedulinghelpers.TolerationsTolerateTaint(klog.Background(), tolerations, taint, false)
+	return schedulinghelpers.TolerationsTolerateTaint(logr.Discard(), tolerations, taint, false)
 }
 
 func tolerated(req Requirements, c *Candidate) []Reason {

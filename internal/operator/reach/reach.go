@@ -119,7 +119,7 @@ func decide(vm *v1alpha1.ImpVM, s nodes.Standing, now time.Time) (events []event
 	node := vm.Status.NodeName
 	reachable := condition.Reachable(vm.Status.Conditions)
 	switch {
-	case vmstate.Finished(vm):
+	case vmstate.Finished(vm) && (reachable || !s.Alive):
 		return nil, false // the end of a VM is the end of what can be said of it
 	case node == "":
 		// Taken off the node that was silent.
@@ -136,6 +136,9 @@ func decide(vm *v1alpha1.ImpVM, s nodes.Standing, now time.Time) (events []event
 	case s.Alive && !reachable:
 		message := fmt.Sprintf("the agent on %s is heard again", node)
 		set(vm, v1alpha1.ConditionNodeReachable, metav1.ConditionTrue, v1alpha1.ReasonReachable, message, now)
+		if vmstate.Finished(vm) {
+			return nil, true // its end was told while the node was not reachable; Ready and phase are still to say so
+		}
 		return []event.Event{tell(vm, corev1.EventTypeNormal, v1alpha1.ReasonRecovered, message)}, true
 	}
 	return nil, false
