@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -106,6 +107,14 @@ func TestReportConditions(t *testing.T) {
 		"no room on the node gives the assignment back and says so": {
 			bound(), Observation{Released: true, Problem: fault.Of(fault.Errorf(fault.NoCapacity, "accepting VM", "full"))}, v1alpha1.PhaseStarting,
 			[]string{"DiskReady=Unknown NoCapacity", "NetworkReady=Unknown NoCapacity", "Started=False NoCapacity", "GuestReady=Unknown Pending", "RestartRequired=False UpToDate", "Ready=False NoCapacity"},
+		},
+		"a runtime that does not answer is the reason while nothing else is known": {
+			bound(), Observation{Problem: fault.Of(fault.Errorf(fault.RuntimeStartFailed, "asking the node's runtime", "silence"))}, v1alpha1.PhaseStarting,
+			[]string{"DiskReady=Unknown RuntimeStartFailed", "NetworkReady=Unknown RuntimeStartFailed", "Started=False RuntimeStartFailed", "GuestReady=Unknown Pending", "RestartRequired=False UpToDate", "Ready=False RuntimeStartFailed"},
+		},
+		"a pull secret that cannot be read is the reason before anything was ordered": {
+			bound(), Observation{Problem: fault.Of(SecretProblem("team", "s", errors.New("forbidden")))}, v1alpha1.PhaseStarting,
+			[]string{"DiskReady=False ImagePullFailed", "NetworkReady=Unknown Pending", "Started=Unknown Pending", "GuestReady=Unknown Pending", "RestartRequired=False UpToDate", "Ready=False ImagePullFailed"},
 		},
 		"a release that is done leaves nothing": {
 			bound(func(vm *v1alpha1.ImpVM) { vm.Status.Release = &v1alpha1.Release{Assignment: 2, Reason: "Deleted"} }),
