@@ -4,6 +4,8 @@ SHELL := /bin/bash
 
 IMP_CACHE ?= $(HOME)/.cache/imp
 export IMP_CACHE
+# One setting for build, vet and lint, so that they share what is compiled; the race detector needs its own.
+export CGO_ENABLED ?= 0
 BIN := $(CURDIR)/bin
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo devel)
 LDFLAGS := -s -w -X imp.dev/imp/internal/version.version=$(VERSION)
@@ -21,8 +23,7 @@ deps: ## install what this machine lacks (Debian: apt-get; elsewhere: a list)
 
 build: ## all programs, static, into bin/
 	@mkdir -p $(BIN)
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ $(addprefix ./cmd/,$(filter-out imp-guest,$(PROGRAMS)))
-	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -tags imp_guest -o $(BIN)/ ./cmd/imp-guest
+	go build -ldflags '$(LDFLAGS)' -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS))
 
 generate: ## deep copies, CRDs, protobuf code
 	hack/generate.sh

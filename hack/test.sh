@@ -5,6 +5,7 @@
 # server, one package at a time, because two cores cannot boot five guests within their deadlines.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+export CGO_ENABLED=1 # the race detector needs it
 timeout=${TEST_TIMEOUT:-20m}
 mapfile -t heavy < <(go list ./internal/... ./test/... ./api/... ./config/... ./cmd/... | grep -E "$(grep -v '^#' hack/heavy-tests | paste -sd'|')")
 mapfile -t light < <(comm -23 <(go list ./... | sort) <(printf '%s\n' "${heavy[@]}" | sort))

@@ -1,0 +1,236 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"imp.dev/imp/api/v1alpha1"
+	"imp.dev/imp/internal/devserver"
+	"imp.dev/imp/internal/devserver/imagefile"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// disks compares what a VM's disks cost for a small and a large cached image.
+func (b *bench) disks(ctx context.Context) error {
+	sizes := []struct {
+		name  string
+		bytes int64
+	}{{"10 MiB", 10 << 20}, {"1 GiB", 1 << 30}}
+	took := make([][]time.Duration, len(sizes))
+	references := make([]string, len(sizes))
+	for i, size := range sizes {
+		image, err := bulk(size.bytes)
+		if err != nil {
+			return err
+		}
+		references[i] = fmt.Sprintf("%s/bulk:%d", b.server.Registry, size.bytes)
+		if _, err := imagefile.Push(ctx, image, references[i], nil); err != nil {
+			return err
+		}
+	}
+	for round := range b.rounds + 1 {
+		for i, size := range sizes {
+			vm := b.vm(fmt.Sprintf("disk-%d-%d", i, round), "")
+			vm.Spec.Image, vm.Spec.Command = references[i], []string{"/none"} // it starts, and cannot run: its disks are what counts
+			if err := b.client.Create(ctx, vm); err != nil {
+				return err
+			}
+			now := &v1alpha1.ImpVM{}
+			if err := poll(ctx, func() (bool, error) {
+				err := b.client.Get(ctx, client.ObjectKeyFromObject(vm), now)
+				return now.Status.Timings != nil && finished(now), err
+			}); err != nil {
+				return fmt.Errorf("waiting for the disks of a %s image: %w", size.name, err)
+			}
+			if round > 0 { // the first pulls and builds
+				took[i] = append(took[i], time.Duration(now.Status.Timings.PullMillis+now.Status.Timings.DiskMillis)*time.Millisecond)
+			}
+			if err := b.remove(ctx, vm); err != nil {
+				return err
+			}
+		}
+	}
+	fmt.Fprintf(b.out, "\ndisks of a VM (base of a cached image and private disk), %d rounds in turn\n", b.rounds)
+	for i, size := range sizes {
+		fmt.Fprintf(b.out, "  %-7s %s\n", size.name, spread(took[i]))
+	}
+	fmt.Fprintf(b.out, "  ratio of medians %.2f (aim ≤ 1.2; the figures are whole milliseconds)\n", float64(median(took[1]))/float64(max(median(took[0]), time.Millisecond)))
+	return nil
+}
+
+// bulk is an image with one file of that many bytes that no compression shrinks to nothing.
+func bulk(size int64) (v1.Image, error) {
+	dir, err := os.MkdirTemp("", "imp-bulk-")
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.Create(filepath.Join(dir, "bulk"))
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	block := make([]byte, 1<<20)
+	for written := int64(0); written < size; written += int64(len(block)) {
+		for i := 0; i < len(block); i += 4096 { // one word a page: no zero pages, quick to compress
+			copy(block[i:], strconv.FormatInt(written+int64(i), 10))
+		}
+		if _, err := file.Write(block); err != nil {
+			return nil, err
+		}
+	}
+	return imagefile.Load(dir, imagefile.Config{Cmd: []string{"/none"}})
+}
+
+// writes counts what the life of one VM costs the API server, by kind.
+func (b *bench) writes(ctx context.Context) error {
+	before, err := b.apiWrites(ctx)
+	if err != nil {
+		return err
+	}
+	const n = 5
+	for i := range n {
+		vm, err := b.create(ctx, fmt.Sprintf("writes-%d", i), "sleep 3")
+		if err != nil {
+			return err
+		}
+		if _, err := b.await(ctx, vm, finished); err != nil {
+			return err
+		}
+		if err := b.remove(ctx, vm); err != nil {
+			return err
+		}
+	}
+	after, err := b.apiWrites(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out, "\nAPI writes per VM (one-shot, image cached, create to gone, the user's own create and delete included), mean of %d\n", n)
+	var kinds []string
+	for kind := range after {
+		kinds = append(kinds, kind)
+	}
+	slices.Sort(kinds)
+	for _, kind := range kinds {
+		if d := after[kind] - before[kind]; d > 0 && !strings.Contains(kind, " leases") {
+			fmt.Fprintf(b.out, "  %-28s %.1f\n", kind, d/n)
+		}
+	}
+	return nil
+}
+
+// apiWrites reads the API server's own count of requests that write, by verb, resource and subresource.
+func (b *bench) apiWrites(ctx context.Context) (map[string]float64, error) {
+	clientset, err := kubernetes.NewForConfig(b.server.Config())
+	if err != nil {
+		return nil, err
+	}
+	page, err := clientset.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("reading the API server's metrics: %w", err)
+	}
+	counts := map[string]float64{}
+	lines := bufio.NewScanner(bytes.NewReader(page))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		words, ok := strings.CutPrefix(lines.Text(), "apiserver_request_total{")
+		if !ok {
+			continue
+		}
+		labels, value, _ := strings.Cut(words, "} ")
+		verb := label(labels, "verb")
+		if verb != "POST" && verb != "PUT" && verb != "PATCH" && verb != "APPLY" && verb != "DELETE" {
+			continue
+		}
+		resource := label(labels, "resource")
+		if sub := label(labels, "subresource"); sub != "" {
+			resource += "/" + sub
+		}
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return nil, err
+		}
+		if strings.HasPrefix(label(labels, "code"), "2") {
+			counts[verb+" "+resource] += n
+		} else {
+			counts[verb+" "+resource+" refused"] += n
+		}
+	}
+	return counts, lines.Err()
+}
+
+func label(labels, name string) string {
+	_, rest, ok := strings.Cut(labels, name+`="`)
+	if !ok {
+		return ""
+	}
+	value, _, _ := strings.Cut(rest, `"`)
+	return value
+}
+
+// memory prints what agent and runtime hold with one VM and with twenty.
+func (b *bench) memory(ctx context.Context) error {
+	fmt.Fprintf(b.out, "\nresident memory of the daemons of one node, MiB\n")
+	node := b.server.NodeNames()[0]
+	var vms []*v1alpha1.ImpVM
+	for _, n := range []int{1, 20} {
+		for len(vms) < n {
+			vm, err := b.create(ctx, fmt.Sprintf("memory-%d", len(vms)), "sleep 3600")
+			if err != nil {
+				return err
+			}
+			vms = append(vms, vm)
+		}
+		for _, vm := range vms {
+			if _, err := b.await(ctx, vm, started); err != nil {
+				return err
+			}
+		}
+		agent, err := resident(b.server.PID(devserver.Agent, node))
+		if err != nil {
+			return err
+		}
+		runtime, err := resident(b.server.PID(devserver.Runtime, node))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(b.out, "  %2d VMs: agent %.0f, runtime %.0f\n", n, agent, runtime)
+	}
+	for _, vm := range vms {
+		if err := b.remove(ctx, vm); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resident gives VmRSS of a process in MiB.
+func resident(pid int) (float64, error) {
+	status, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	defer status.Close()
+	content, err := io.ReadAll(status)
+	if err != nil {
+		return 0, err
+	}
+	for l := range strings.Lines(string(content)) {
+		var kib float64
+		if n, _ := fmt.Sscanf(l, "VmRSS: %f kB", &kib); n == 1 {
+			return kib / 1024, nil
+		}
+	}
+	return 0, fmt.Errorf("no VmRSS of process %d", pid)
+}
