@@ -73,7 +73,7 @@ func (m *memory) newer(cached *v1alpha1.ImpVM) *v1alpha1.ImpVM {
 }
 
 // knows says that the runtime was told spec on connection epoch. History and the pinned digest are not compared: they follow
-// from what the runtime itself reports.
+// from what the runtime itself reports. Neither are credentials, which are not kept here.
 func (m *memory) knows(spec machine.Spec, epoch int64) bool {
 	return m.epoch == epoch && epoch != 0 && reflect.DeepEqual(comparable(m.told), comparable(spec))
 }
@@ -81,7 +81,7 @@ func (m *memory) knows(spec machine.Spec, epoch int64) bool {
 func comparable(s machine.Spec) machine.Spec {
 	s.History = restart.History{}
 	s.Image.Digest = ""
-	s.Image.Credentials = nil
+	s.Image.Credentials, s.Image.NeedsCredentials = nil, false
 	return s
 }
 

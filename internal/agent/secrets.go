@@ -17,7 +17,7 @@ import (
 // credentials reads the VM's pull secrets, each by its own GET: an agent that watched Secrets would need, and hold, them all. The
 // error names the Secret and the remedy, and never holds anything of its content.
 func (a *Agent) credentials(ctx context.Context, vm *v1alpha1.ImpVM) ([]image.Credential, error) {
-	var out []image.Credential
+	out := []image.Credential{}
 	for _, ref := range vm.Spec.ImagePullSecrets {
 		secret := &corev1.Secret{}
 		err := a.client.Get(ctx, types.NamespacedName{Namespace: vm.Namespace, Name: ref.Name}, secret)

@@ -26,8 +26,9 @@ const (
 	defaultFailureThreshold = 3
 )
 
-// Spec is what the runtime is told about vm, which must be bound. Credentials are those of the VM's imagePullSecrets. The error,
-// a fault InvalidSpec, says what the operator has not written yet.
+// Spec is what the runtime is told about vm, which must be bound. Credentials are those of the VM's imagePullSecrets: nil when they
+// were not read, empty when there are none in them, which is no reason to wait for some. The error, a fault InvalidSpec, says
+// what the operator has not written yet.
 func Spec(vm *v1alpha1.ImpVM, credentials []image.Credential) (machine.Spec, error) {
 	r := vm.Status.Resources
 	if r == nil {
@@ -43,7 +44,7 @@ func Spec(vm *v1alpha1.ImpVM, credentials []image.Credential) (machine.Spec, err
 			Policy:           PullPolicy(vm.Spec.Image, vm.Spec.ImagePullPolicy),
 			Digest:           pinnedDigest(vm),
 			Credentials:      credentials,
-			NeedsCredentials: len(vm.Spec.ImagePullSecrets) > 0,
+			NeedsCredentials: len(vm.Spec.ImagePullSecrets) > 0 && (credentials == nil || len(credentials) > 0),
 		},
 		VCPU: int(r.VCPU), MemoryMiB: r.MemoryMiB, DiskGiB: r.DiskGiB,
 		Workload: machine.Workload{

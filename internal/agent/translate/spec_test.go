@@ -86,6 +86,10 @@ func TestSpec(t *testing.T) {
 			bound(func(vm *v1alpha1.ImpVM) { vm.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}} }), nil,
 			func(s *machine.Spec) { s.Image.NeedsCredentials = true },
 		},
+		"pull secrets without an entry are nothing to wait for": {
+			bound(func(vm *v1alpha1.ImpVM) { vm.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "s"}} }), []image.Credential{},
+			func(s *machine.Spec) { s.Image.Credentials = []image.Credential{} },
+		},
 		"credentials are passed on": {
 			bound(), []image.Credential{{Registry: "r"}},
 			func(s *machine.Spec) { s.Image.Credentials = []image.Credential{{Registry: "r"}} },
