@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	imagefake "imp.dev/imp/internal/image/fake"
 	"imp.dev/imp/internal/image/oci"
 	"imp.dev/imp/internal/kernel"
+	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/machine/engine"
 	"imp.dev/imp/internal/process"
 	"imp.dev/imp/internal/vmm"
@@ -29,13 +31,15 @@ func newDriver(o Options, instance string, tree *cgroup.Tree, log *slog.Logger) 
 	launcher := process.New(process.Options{})
 	switch o.VMM {
 	case "fake":
-		return &measuredDriver{Driver: vmmfake.New(vmmfake.Options{Launcher: launcher, Instance: instance, Cgroups: tree, Clock: clock.RealClock{}, Log: log})}, nil
+		fake := vmmfake.New(vmmfake.Options{Launcher: launcher, Instance: instance, Cgroups: tree, Clock: clock.RealClock{}, Log: log})
+		return &measuredDriver{Driver: fake, kernel: func() string { return "" }}, nil
 	case "qemu":
 		q := qemu.New(qemu.Options{
 			Binary: o.QEMUBinary, Accel: o.Accel, Launcher: launcher, Instance: instance, Cgroups: tree, Namespaces: o.HostNamespaces,
 			UIDBase: o.VMMUIDBase, UIDCount: o.VMMUIDCount, Clock: clock.RealClock{}, Log: log,
 		})
-		return &measuredDriver{Driver: &bootableDriver{Driver: q, kernel: o.Kernel, initramfs: o.Initramfs, dir: filepath.Join(o.StateDir, "kernel")}}, nil
+		boots := &bootableDriver{Driver: q, kernel: o.Kernel, initramfs: o.Initramfs, dir: filepath.Join(o.StateDir, "kernel")}
+		return &measuredDriver{Driver: boots, kernel: boots.digest}, nil
 	default:
 		return nil, fmt.Errorf("reading flags: --vmm is %q and must be qemu or fake", o.VMM)
 	}
@@ -99,6 +103,29 @@ func (d *bootableDriver) elf() (string, error) {
 	}
 	d.of, d.unpacked = of, path
 	return path, nil
+}
+
+// digest of the kernel that the next VM boots, "" if there is none: its file is named by it.
+func (d *bootableDriver) digest() string {
+	path, err := d.elf()
+	if err != nil {
+		return ""
+	}
+	_, sum, _ := strings.Cut(filepath.Base(path), "-")
+	return sum
+}
+
+// informed tells what the engine does not know itself.
+type informed struct {
+	machine.Service
+	kernel func() string
+}
+
+// Info implements machine.Service.
+func (s informed) Info(ctx context.Context) (machine.Info, error) {
+	info, err := s.Service.Info(ctx)
+	info.KernelDigest = s.kernel()
+	return info, err
 }
 
 // newImages makes the store. Bases and VMs' directories are on one file system: they share files by hard links.

@@ -16,6 +16,8 @@ import (
 // measuredDriver counts the launches of the driver it decorates.
 type measuredDriver struct {
 	vmm.Driver
+	// kernel gives the digest of the kernel it boots.
+	kernel   func() string
 	mu       sync.Mutex
 	launches *prometheus.CounterVec
 	usable   prometheus.Gauge

@@ -58,7 +58,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	}
 	registry := metrics.NewRegistry("imp-runtime")
 	observed := newObserver(registry, driver)
-	server := rpc.NewServer(e, peers(o))
+	server := rpc.NewServer(informed{Service: e, kernel: driver.kernel}, peers(o))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddr, registry) })
 	group.Go(func() error { return observed.run(ctx, e) })

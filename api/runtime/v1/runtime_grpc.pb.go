@@ -7,7 +7,7 @@
 // versions:
 // - protoc-gen-go-grpc v1.6.2
 // - protoc             v3.21.12
-// source: runtime.proto
+// source: api/runtime/v1/runtime.proto
 
 package runtimev1
 
@@ -332,5 +332,5 @@ var Runtime_ServiceDesc = grpc.ServiceDesc{
 			ServerStreams: true,
 		},
 	},
-	Metadata: "runtime.proto",
+	Metadata: "api/runtime/v1/runtime.proto",
 }

@@ -35,14 +35,14 @@ func (e *Engine) audit(ctx context.Context) {
 		e.log.Warn("runs not listed", "step", "audit", "error", err)
 	}
 	for _, id := range runs {
-		e.reap(id, "run", func() error { return e.config.Driver.Destroy(ctx, e.orphan(id), vmm.Handle{}) })
+		e.reap(ctx, id, "run", func(ctx context.Context) error { return e.config.Driver.Destroy(ctx, e.orphan(id), vmm.Handle{}) })
 	}
 	attached, err := e.config.Network.Attached(ctx)
 	if err != nil && ctx.Err() == nil {
 		e.log.Warn("attachments not listed", "step", "audit", "error", err)
 	}
 	for _, id := range attached {
-		e.reap(id, "network", func() error { return e.config.Network.Detach(ctx, id) })
+		e.reap(ctx, id, "network", func(ctx context.Context) error { return e.config.Network.Detach(ctx, id) })
 	}
 	for _, parent := range []string{e.paths.run, e.paths.state} {
 		entries, err := os.ReadDir(parent)
@@ -52,7 +52,7 @@ func (e *Engine) audit(ctx context.Context) {
 		}
 		for _, entry := range entries {
 			path := parent + "/" + entry.Name()
-			e.reap(entry.Name(), "directory", func() error { return os.RemoveAll(path) })
+			e.reap(ctx, entry.Name(), "directory", func(context.Context) error { return os.RemoveAll(path) })
 		}
 	}
 }
@@ -62,14 +62,16 @@ func (e *Engine) orphan(id string) vmm.Config {
 }
 
 // reap removes something of VM id if the VM has no record. The lock is held meanwhile, so that no VM of this name can come to be.
-func (e *Engine) reap(id, what string, remove func() error) {
+func (e *Engine) reap(ctx context.Context, id, what string, remove func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(ctx, clearTime)
+	defer cancel()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed || e.ownsLocked(id) {
 		return
 	}
 	e.log.Warn("orphan reaped", "step", "audit", "vm", id, "what", what)
-	if err := remove(); err != nil {
+	if err := remove(ctx); err != nil {
 		e.log.Warn("orphan not reaped", "step", "audit", "vm", id, "what", what, "error", err)
 	}
 }

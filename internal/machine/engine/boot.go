@@ -50,14 +50,16 @@ func (w *worker) doRecover(ctx context.Context, _ plan.Step) error {
 	case err == nil:
 	case errors.Is(err, vmm.ErrGone):
 		w.log.Info("VMM is gone", "incarnation", b.Incarnation, "run", b.Run)
+		instance = nil
 	case r.Removal != nil:
 		// Removal must end even if the handle can be read no more: the driver finds what lives by its cgroup.
 		w.log.Error("VMM cannot be recovered and is removed unseen", "error", err)
+		instance = nil
 	default:
 		return fault.New(fault.RuntimeStartFailed, "recovering VMM", err)
 	}
-	w.keep(func(next *plan.Record) { next.Recovered(err == nil, w.engine.clock.Now()) })
-	if err != nil {
+	w.keep(func(next *plan.Record) { next.Recovered(instance != nil, w.engine.clock.Now()) })
+	if instance == nil {
 		w.setObserved(plan.Over)
 		return nil
 	}

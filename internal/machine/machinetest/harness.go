@@ -263,7 +263,11 @@ func logTail(h *Harness, id string) string {
 // loseRecord removes the record of a VM as no orderly program would.
 func (h *Harness) loseRecord(t *testing.T, id string) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(h.StateDir, "records", id+".json")); err != nil {
+	if err := os.Remove(h.recordFile(id)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func (h *Harness) recordFile(id string) string {
+	return filepath.Join(h.StateDir, "records", id+".json")
 }

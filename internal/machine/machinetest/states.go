@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +27,8 @@ func stateChecks() []Check {
 		{Name: "a stop that was ordered goes on after a restart", Run: restartedStopping},
 		{Name: "the console is read from any offset, and of a VM that is not known not at all", Run: consoleReading},
 		{Name: "what has no record is reaped at the start", Run: orphans},
+		{Name: "a VM whose record cannot be read is left alone and refused until it is removed, and then leaves nothing", Run: unreadable},
+		{Name: "disks that vanished while the runtime was away are made anew", Run: vanishedDisk},
 	}
 }
 
@@ -146,6 +150,52 @@ func orphans(t *testing.T, h *Harness) {
 	noLeftovers(t, h)
 	if _, known := status(t, h, s.ID); known {
 		t.Fatal("a VM without record is known")
+	}
+}
+
+func unreadable(t *testing.T, h *Harness) {
+	s := NewSpec(WithScript(vmmfake.Script{}))
+	ensure(t, h, s)
+	awaitState(t, h, s.ID, machine.Running)
+	h.Stop(t)
+	if err := os.WriteFile(h.recordFile(s.ID), []byte(`{"version":99}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.Start(t)
+	_, err := h.Service.Ensure(t.Context(), s)
+	if err == nil || !strings.Contains(err.Error(), "version 99") {
+		t.Fatalf("got %v, want an error that says why", err)
+	}
+	h.Restart(t)
+	if _, err := h.Service.Ensure(t.Context(), s); err == nil {
+		t.Fatal("after another restart the VM is accepted beside its older self")
+	}
+	if n := len(h.PIDs(t, s.ID)); n != 1 {
+		t.Fatalf("%d VMMs, want the one that was there", n)
+	}
+	remove(t, h, s, 0)
+	awaitState(t, h, s.ID, machine.Removed)
+	noLeftovers(t, h)
+	s.Assignment = 2
+	ensure(t, h, s)
+	await(t, h, s.ID, "running anew", func(st machine.Status) bool { return st.Assignment == 2 && st.State == machine.Running })
+}
+
+func vanishedDisk(t *testing.T, h *Harness) {
+	s := NewSpec(IsPersistent, WithScript(vmmfake.Script{}))
+	ensure(t, h, s)
+	awaitState(t, h, s.ID, machine.Running)
+	h.Stop(t)
+	h.Kill(t, s.ID)
+	for _, name := range []string{"base.ext4", "private.ext4"} {
+		if err := os.Remove(filepath.Join(h.StateDir, "vm", s.ID, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.Start(t)
+	st := await(t, h, s.ID, "running again", func(st machine.Status) bool { return st.Incarnation == 2 && st.State == machine.Running })
+	if st.DiskGeneration != 2 || st.ImageDigest != h.Digest {
+		t.Fatalf("with new disks: %s", pretty(st))
 	}
 }
 

@@ -175,7 +175,7 @@ func TestAClientFindsTheRuntimeAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	if _, err := client.List(t.Context()); !fault.Is(err, fault.Unavailable) {
 		t.Fatalf("without a runtime: %v, want Unavailable", err)
 	}
