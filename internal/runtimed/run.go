@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -19,6 +20,7 @@ import (
 	"imp.dev/imp/internal/cgroup"
 	"imp.dev/imp/internal/guest"
 	"imp.dev/imp/internal/guest/channel"
+	"imp.dev/imp/internal/image"
 	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/machine/engine"
 	"imp.dev/imp/internal/machine/plan"
@@ -43,13 +45,16 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 		return err
 	}
 	defer lock.Close()
-	e, driver, err := assemble(o, log)
+	e, driver, images, err := assemble(o, log)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err := e.Close(); err != nil {
 			log.Error("engine not closed", "error", err)
+		}
+		if c, ok := images.(io.Closer); ok {
+			_ = c.Close()
 		}
 	}()
 	listener, err := listen(o)
@@ -87,14 +92,14 @@ func peers(o Options) []uint32 {
 }
 
 // assemble puts the parts together and starts the engine.
-func assemble(o Options, log *slog.Logger) (*engine.Engine, *measuredDriver, error) {
+func assemble(o Options, log *slog.Logger) (*engine.Engine, *measuredDriver, image.Store, error) {
 	records, err := engine.OpenRecords(o.StateDir, log)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	fail := func(err error) (*engine.Engine, *measuredDriver, error) {
+	fail := func(err error) (*engine.Engine, *measuredDriver, image.Store, error) {
 		_ = records.Close()
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	budget, err := budgetOf(o)
 	if err != nil {
@@ -122,7 +127,7 @@ func assemble(o Options, log *slog.Logger) (*engine.Engine, *measuredDriver, err
 		Kernel: o.Kernel, Initramfs: o.Initramfs, Budget: budget, HostBootID: bootID, Limits: limits, Info: info,
 		Architecture: runtime.GOARCH, Clock: clk, Log: log,
 	})
-	return e, driver, err
+	return e, driver, images, err
 }
 
 func cgroups(o Options, instance string, log *slog.Logger) (*cgroup.Tree, machine.Info) {

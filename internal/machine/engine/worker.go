@@ -140,6 +140,10 @@ func (w *worker) abortLocked() {
 // the VM's.
 func (w *worker) perform(ctx context.Context, step plan.Step) error {
 	do, abortable := w.action(step.Kind)
+	if speaksToGuest(step.Kind) && w.session == nil {
+		w.setObserved(plan.Unknown) // it was let go of by a step that did not get to its end: look again
+		return nil
+	}
 	if !abortable {
 		return do(ctx, step)
 	}
@@ -220,6 +224,15 @@ func (w *worker) action(kind plan.Kind) (do func(context.Context, plan.Step) err
 		return func(context.Context, plan.Step) error {
 			return fault.Errorf(fault.Internal, "carrying out step", "no action for step %s", kind)
 		}, false
+	}
+}
+
+func speaksToGuest(kind plan.Kind) bool {
+	switch kind {
+	case plan.AwaitGuest, plan.Configure, plan.StartWorkload, plan.Stop, plan.Acknowledge:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -32,6 +32,8 @@ type Harness struct {
 	Service machine.Service
 	// Stop ends the runtime as hard as the harness can; VMs go on. Start brings a new one up on the same state.
 	Stop, Start func(t *testing.T)
+	// Reboot boots the host anew, nil where that cannot be shown: no process and nothing in RunDir is left, the boot id is another.
+	Reboot func(t *testing.T)
 	// Instance of the runtime, which marks its processes.
 	Instance func() string
 	// Images of the node; nil where they cannot be steered, and the checks that need that are left out.

@@ -45,11 +45,15 @@ func NewEngine(t *testing.T, wrap func(t *testing.T, s machine.Service) (machine
 		return ids
 	}
 	var e *engine.Engine
+	bootID, err := process.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
 	unwrap := func() {}
 	h.Instance = func() string { return e.Instance() }
 	h.Start = func(t *testing.T) {
 		t.Helper()
-		e = startEngine(t, h, network, log)
+		e = startEngine(t, h, network, log, bootID)
 		h.Service = e
 		if wrap != nil {
 			h.Service, unwrap = wrap(t, e)
@@ -62,27 +66,39 @@ func NewEngine(t *testing.T, wrap func(t *testing.T, s machine.Service) (machine
 			t.Errorf("closing engine: %v", err)
 		}
 	}
+	h.Reboot = func(t *testing.T) {
+		t.Helper()
+		h.Stop(t)
+		killAll(t, h)
+		if err := os.RemoveAll(h.RunDir); err != nil {
+			t.Fatal(err)
+		}
+		bootID += "-next"
+		h.Start(t)
+	}
 	h.Start(t)
 	t.Cleanup(func() {
 		unwrap()
 		_ = e.Close()
-		for _, pid := range h.PIDs(t, "") {
-			if p, err := os.FindProcess(pid); err == nil {
-				_ = p.Kill()
-			}
-		}
+		killAll(t, h)
 	})
 	return h
 }
 
-func startEngine(t *testing.T, h *Harness, network *networkfake.Network, log *syncBuffer) *engine.Engine {
+func killAll(t *testing.T, h *Harness) {
+	t.Helper()
+	for _, pid := range h.PIDs(t, "") {
+		if p, err := os.FindProcess(pid); err == nil {
+			_ = p.Kill()
+		}
+	}
+	eventually(t, "an end of all VMMs", func() bool { return len(h.PIDs(t, "")) == 0 })
+}
+
+func startEngine(t *testing.T, h *Harness, network *networkfake.Network, log *syncBuffer, bootID string) *engine.Engine {
 	t.Helper()
 	logger := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	records, err := engine.OpenRecords(h.StateDir, logger)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bootID, err := process.BootID()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,7 @@ import "testing"
 type Check struct {
 	Name string
 	Run  func(t *testing.T, h *Harness)
-	// Images says that the check steers the image store.
+	// Images says that the check steers the image store or the host's boot id.
 	Images bool
 }
 

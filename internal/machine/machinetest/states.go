@@ -26,6 +26,7 @@ func stateChecks() []Check {
 		{Name: "a runtime that ends while a guest boots goes on with it, and starts its workload once", Run: restartedBooting},
 		{Name: "a stop that was ordered goes on after a restart", Run: restartedStopping},
 		{Name: "the console is read from any offset, and of a VM that is not known not at all", Run: consoleReading},
+		{Name: "a host that was booted is told, and persistent VMs are started again, once", Run: hostReboot, Images: true},
 		{Name: "what has no record is reaped at the start", Run: orphans},
 		{Name: "a VM whose record cannot be read is left alone and refused until it is removed, and then leaves nothing", Run: unreadable},
 		{Name: "disks that vanished while the runtime was away are made anew", Run: vanishedDisk},
@@ -150,6 +151,26 @@ func orphans(t *testing.T, h *Harness) {
 	noLeftovers(t, h)
 	if _, known := status(t, h, s.ID); known {
 		t.Fatal("a VM without record is known")
+	}
+}
+
+func hostReboot(t *testing.T, h *Harness) {
+	once, always := NewSpec(WithScript(vmmfake.Script{})), NewSpec(IsPersistent, WithScript(vmmfake.Script{}))
+	for _, s := range []machine.Spec{once, always} {
+		ensure(t, h, s)
+		awaitState(t, h, s.ID, machine.Running)
+	}
+	h.Reboot(t)
+	st := awaitState(t, h, once.ID, machine.Finished)
+	if st.Final.Verdict != machine.LostWithHost || st.Counters.Starts != 1 {
+		t.Fatalf("one-shot: %s", pretty(st))
+	}
+	st = await(t, h, always.ID, "running again", func(st machine.Status) bool { return st.State == machine.Running && st.Incarnation == 2 })
+	if st.LastExit.Verdict != machine.LostWithHost || st.History.Attempts != 0 || st.DiskGeneration != 1 || len(h.PIDs(t, always.ID)) != 1 {
+		t.Fatalf("persistent: %s", pretty(st))
+	}
+	if asked := h.Images.Asked(); len(asked) != 2 {
+		t.Fatalf("the image was asked for %d times: a boot of the host needs no registry", len(asked))
 	}
 }
 

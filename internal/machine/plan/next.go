@@ -92,9 +92,21 @@ func Next(v View) Step {
 			continue
 		}
 		s.Check = c.name
-		return held(v, s)
+		return untilDeadline(v, held(v, s))
 	}
-	return Step{Kind: Watch, Check: "none", Why: "nothing to do"}
+	return untilDeadline(v, Step{Kind: Watch, Check: "none", Why: "nothing to do"})
+}
+
+// untilDeadline lets no rest go past the VM's deadline.
+func untilDeadline(v View, s Step) Step {
+	d := v.Record.Spec.Deadline
+	if d == nil || !s.Rests() || v.Record.Removal != nil || v.Record.Final != nil || !v.Now.Before(*d) {
+		return s
+	}
+	if s.Until.IsZero() || d.Before(s.Until) {
+		s.Until = *d
+	}
+	return s
 }
 
 // held turns a step that failed lately into a wait for its next try.
@@ -107,11 +119,7 @@ func held(v View, s Step) Step {
 		return Step{Kind: WaitForSpec, Check: s.Check, Why: fmt.Sprintf("%s cannot work with this spec", s.Kind)}
 	}
 	if v.Now.Before(r.NotBefore) {
-		until := r.NotBefore
-		if d := v.Record.Spec.Deadline; d != nil && v.Record.Final == nil && v.Now.Before(*d) && d.Before(until) {
-			until = *d
-		}
-		return Step{Kind: WaitUntil, Check: s.Check, Until: until, Why: fmt.Sprintf("%s failed %d times", s.Kind, r.Failures)}
+		return Step{Kind: WaitUntil, Check: s.Check, Until: r.NotBefore, Why: fmt.Sprintf("%s failed %d times", s.Kind, r.Failures)}
 	}
 	return s
 }
@@ -266,11 +274,7 @@ func backingOff(v View) (Step, bool) {
 	if v.Record.Boot != nil || at == nil || !v.Now.Before(*at) {
 		return Step{}, false
 	}
-	until := *at
-	if d := v.Record.Spec.Deadline; d != nil && d.Before(until) {
-		until = *d
-	}
-	return Step{Kind: WaitUntil, Until: until, Why: "backing off"}, true
+	return Step{Kind: WaitUntil, Until: *at, Why: "backing off"}, true
 }
 
 func prepare(v View) (Step, bool) {
@@ -304,11 +308,7 @@ func bringUp(v View) (Step, bool) {
 		if b.StartedAt == nil {
 			return Step{Kind: StartWorkload, Why: "the start was sent and not yet answered"}, true
 		}
-		s := Step{Kind: Watch, Why: "running"}
-		if d := v.Record.Spec.Deadline; d != nil {
-			s.Until = *d
-		}
-		return s, true
+		return Step{Kind: Watch, Why: "running"}, true
 	}
 	end := b.LaunchAt.Add(v.Limits.Boot)
 	switch {

@@ -143,6 +143,24 @@ func TestNext(t *testing.T) {
 	}
 }
 
+func TestNoRestGoesPastTheDeadline(t *testing.T) {
+	at := noon.Add(time.Minute)
+	for name, v := range map[string]View{
+		"running":             view(running),
+		"waiting for secrets": view(func(v *View) { v.Record.Spec.Image.NeedsCredentials = true }),
+		"backing off":         view(func(v *View) { next := noon.Add(time.Hour); v.Record.History.NextTryAt = &next }),
+		"waiting for a spec": view(func(v *View) {
+			v.Record.StepFailed(EnsureImage, &fault.Error{Permanent: true, Err: errors.New("x")}, time.Hour, noon)
+		}),
+		"waiting for a retry": view(func(v *View) { v.Record.StepFailed(EnsureImage, fault.Of(errors.New("x")), time.Hour, noon) }),
+	} {
+		v.Record.Spec.Deadline = &at
+		if s := Next(v); !s.Rests() || !s.Until.Equal(at) {
+			t.Errorf("%s: %s until %s, want a rest until the deadline", name, s.Kind, s.Until)
+		}
+	}
+}
+
 func TestJudge(t *testing.T) {
 	boot := Boot{Incarnation: 2, Run: 3, Nonce: "abc", HostBootID: "boot", StartedAt: &noon}
 	half := boot
