@@ -124,7 +124,7 @@ func assemble(o Options, log *slog.Logger) (*engine.Engine, *measuredDriver, ima
 	e, err := engine.New(engine.Config{
 		Records: records, StateDir: o.StateDir, RunDir: o.RunDir, Driver: driver, Images: images, Disks: newDisks(o), Network: none.Network{},
 		Guest:  func(dial guest.Dialer) guest.Client { return channel.New(dial, clk, log) },
-		Kernel: o.Kernel, Initramfs: o.Initramfs, Budget: budget, HostBootID: bootID, Limits: limits, Info: info,
+		Kernel: o.Kernel, Initramfs: o.Initramfs, Budget: budget, HostBootID: bootID, Limits: limits, MaxBoots: o.MaxBoots, Info: info,
 		Architecture: runtime.GOARCH, Clock: clk, Log: log,
 	})
 	return e, driver, images, err

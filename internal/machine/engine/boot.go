@@ -86,6 +86,9 @@ func (w *worker) doStartVMM(ctx context.Context, _ plan.Step) error {
 			}
 		})
 	}
+	if err := w.takeBoot(ctx); err != nil {
+		return err
+	}
 	nonce := make([]byte, 16)
 	if _, err := rand.Read(nonce); err != nil {
 		return fault.New(fault.Internal, "making nonce", err)
@@ -124,6 +127,34 @@ func (w *worker) doStartVMM(ctx context.Context, _ plan.Step) error {
 	w.log.Info("VMM started", "incarnation", b.Incarnation, "run", b.Run, "pid", instance.PID())
 	w.openSession(ctx, instance)
 	return nil
+}
+
+// takeBoot waits until one more guest may boot. Repeating it is free.
+func (w *worker) takeBoot(ctx context.Context) error {
+	boots := w.engine.boots
+	if boots == nil || w.booting {
+		return nil
+	}
+	select {
+	case boots <- struct{}{}:
+	default:
+		w.setProgress("waiting for other guests to boot")
+		select {
+		case boots <- struct{}{}:
+			w.setProgress("")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	w.booting = true
+	return nil
+}
+
+func (w *worker) giveBoot() {
+	if w.booting {
+		w.booting = false
+		<-w.engine.boots
+	}
 }
 
 // launch makes the run's directory and starts its VMM.
@@ -189,6 +220,7 @@ func (w *worker) doStartWorkload(ctx context.Context, _ plan.Step) error {
 	if err := w.commit(func(next *plan.Record) { next.StartAccepted(w.engine.clock.Now()) }); err != nil {
 		return err
 	}
+	w.giveBoot()
 	r := w.recordNow()
 	w.log.Info("workload started", "incarnation", b.Incarnation, "run", b.Run, "vmm", r.Timings.VMM, "kernel", r.Timings.Kernel, "guest", r.Timings.Guest)
 	w.session.follow()

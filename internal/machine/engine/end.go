@@ -106,6 +106,7 @@ func (w *worker) doAcknowledge(ctx context.Context, _ plan.Step) error {
 func (w *worker) doDestroyVMM(ctx context.Context, _ plan.Step) error {
 	r := w.recordNow()
 	w.closeSession()
+	w.giveBoot()
 	limited, cancel := w.limit(ctx, clearTime)
 	defer cancel()
 	handle := vmm.Handle{}

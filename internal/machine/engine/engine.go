@@ -53,6 +53,9 @@ type Config struct {
 	HostBootID string
 	// Limits default to plan.DefaultLimits.
 	Limits plan.Limits
+	// MaxBoots is how many guests boot at once; 0 is no limit. More than the host has processors for would all miss their deadline
+	// together, and again together on the next try.
+	MaxBoots int
 	// Info is what Service.Info tells beside what the engine knows itself.
 	Info machine.Info
 	// Architecture in Go's spelling, of node and images.
@@ -74,6 +77,8 @@ type Engine struct {
 	clock   clock.WithTicker
 	log     *slog.Logger
 	hub     *hub
+	// boots holds a token for every guest that boots; nil is no limit.
+	boots chan struct{}
 
 	// life ends with Close; workers and the audit run in group.
 	life  context.Context
@@ -106,6 +111,9 @@ func New(c Config) (*Engine, error) {
 	e := &Engine{
 		config: c, records: c.Records, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{},
 		paths: paths{state: filepath.Join(c.StateDir, "vm"), run: filepath.Join(c.RunDir, "vm")},
+	}
+	if c.MaxBoots > 0 {
+		e.boots = make(chan struct{}, c.MaxBoots)
 	}
 	e.life, e.end = context.WithCancel(context.Background())
 	if err := e.load(); err != nil {

@@ -45,6 +45,7 @@ type worker struct {
 	session     *session
 	attachments []network.Attachment
 	attached    bool
+	booting     bool // holds one of Engine.boots
 }
 
 func newWorker(e *Engine, id string, r plan.Record) *worker {
@@ -59,6 +60,7 @@ func (w *worker) run(ctx context.Context) {
 	defer func() {
 		w.closeSession()
 		w.closeAttachments()
+		w.giveBoot()
 	}()
 	for ctx.Err() == nil {
 		step := plan.Next(w.view())

@@ -119,7 +119,7 @@ func startEngine(t *testing.T, h *Harness, network *networkfake.Network, log *sy
 		Driver: vmmfake.New(vmmfake.Options{Launcher: process.New(process.Options{}), Instance: records.Instance(), Cgroups: tree, Log: logger, Clock: clk}),
 		Images: h.Images, Disks: Disks{}, Network: network,
 		Guest:  func(dial guest.Dialer) guest.Client { return channel.New(dial, clk, logger) },
-		Budget: plan.Need{VCPU: 32, MemoryMiB: 32 << 10, DiskGiB: 1 << 10}, HostBootID: bootID, Limits: limits, Architecture: "amd64", Clock: clk, Log: logger,
+		Budget: plan.Need{VCPU: 32, MemoryMiB: 32 << 10, DiskGiB: 1 << 10}, HostBootID: bootID, Limits: limits, MaxBoots: 4, Architecture: "amd64", Clock: clk, Log: logger,
 	})
 	if err != nil {
 		t.Fatal(err)

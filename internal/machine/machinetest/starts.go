@@ -30,6 +30,7 @@ func startChecks() []Check {
 		{Name: "a VMM that cannot be launched is told with its own words and leaves nothing", Run: launchFails},
 		{Name: "a machine that ends before its workload was started is a failed start, of a one-shot as well", Run: diesBooting},
 		{Name: "a guest that refuses its configuration is told in its words", Run: refusedConfigure},
+		{Name: "guests that boot take turns, and a VM that waits for its turn can be removed", Run: bootTurns},
 		{Name: "readiness follows the probe", Run: probing},
 		{Name: "without a probe a VM is ready once its workload was started", Run: readyWithoutProbe},
 		{Name: "a pull that needs secrets waits for them after a restart, and no file or log holds them", Run: secrets, Images: true},
@@ -102,6 +103,29 @@ func refusedConfigure(t *testing.T, h *Harness) {
 	if !strings.Contains(st.Started.Message, "stale file handle") {
 		t.Fatalf("check is %s", pretty(st.Started))
 	}
+}
+
+func bootTurns(t *testing.T, h *Harness) {
+	slow := WithScript(vmmfake.Script{Guest: guestfake.Script{BootMillis: 1000}})
+	var specs []machine.Spec
+	for range 12 {
+		s := NewSpec(slow)
+		ensure(t, h, s)
+		specs = append(specs, s)
+	}
+	last := specs[len(specs)-1]
+	remove(t, h, last, 0)
+	awaitState(t, h, last.ID, machine.Removed)
+	for _, s := range specs[:len(specs)-1] {
+		if st := awaitState(t, h, s.ID, machine.Running); st.Run != 1 {
+			t.Errorf("VM needed %d launches", st.Run)
+		}
+		remove(t, h, s, 0)
+	}
+	for _, s := range specs {
+		awaitState(t, h, s.ID, machine.Removed)
+	}
+	noLeftovers(t, h)
 }
 
 func probing(t *testing.T, h *Harness) {

@@ -38,6 +38,9 @@ func (r *Record) Update(spec machine.Spec, same bool) bool {
 	}
 	if !same {
 		r.Retry = nil
+		if r.Boot == nil {
+			r.History.NextTryAt = nil // what failed was another Spec
+		}
 	}
 	return !same
 }
