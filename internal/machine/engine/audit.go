@@ -16,6 +16,7 @@ func (e *Engine) auditLoop() {
 	defer ticker.Stop()
 	for {
 		e.audit(e.life)
+		e.emptyTrash()
 		if err := e.config.Images.Sweep(e.life); err != nil && e.life.Err() == nil {
 			e.log.Warn("image cache not swept", "error", err)
 		}

@@ -110,7 +110,7 @@ func New(c Config) (*Engine, error) {
 	}
 	e := &Engine{
 		config: c, records: c.Records, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{},
-		paths: paths{state: filepath.Join(c.StateDir, "vm"), run: filepath.Join(c.RunDir, "vm")},
+		paths: paths{state: filepath.Join(c.StateDir, "vm"), run: filepath.Join(c.RunDir, "vm"), trash: filepath.Join(c.StateDir, "trash")},
 	}
 	if c.MaxBoots > 0 {
 		e.boots = make(chan struct{}, c.MaxBoots)
@@ -128,7 +128,7 @@ func New(c Config) (*Engine, error) {
 }
 
 func (e *Engine) load() error {
-	for _, dir := range []string{e.paths.state, e.paths.run} {
+	for _, dir := range []string{e.paths.state, e.paths.run, e.paths.trash} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("making directory for VMs: %w", err)
 		}

@@ -6,7 +6,7 @@ import (
 )
 
 // paths of the files of VMs. IDs were checked by machine.Validate: they hold no slash and no dots.
-type paths struct{ state, run string }
+type paths struct{ state, run, trash string }
 
 // dir of what survives a reboot of the host.
 func (p paths) dir(id string) string     { return filepath.Join(p.state, id) }

@@ -76,7 +76,11 @@ func progressLine(p image.Progress) string {
 func (w *worker) doEnsureDisk(ctx context.Context, _ plan.Step) error {
 	r, path, began := w.recordNow(), w.engine.paths.private(w.id), w.engine.clock.Now()
 	if r.Disk != nil {
-		w.log.Warn("private disk discarded: it belongs to another image", "was", r.Disk.BaseDigest, "now", r.Image.Digest)
+		// Nothing a user wrote is thrown away on the word of a spec: it stays in the trash for a while.
+		w.log.Warn("private disk discarded: it belongs to another image", "was", r.Disk.BaseDigest, "now", r.Image.Digest, "kept", trashTime)
+		if err := w.engine.discard(path, fmt.Sprintf("%s.%d.ext4", w.id, r.DiskGeneration)); err != nil {
+			return err
+		}
 	}
 	// A file that is not on record is left over from a try that was interrupted; it holds nothing.
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -2,6 +2,7 @@ package machinetest
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -25,8 +26,10 @@ type Images struct {
 
 var _ image.Store = (*Images)(nil)
 
-// digest of every reference, in the form of a real one.
-const digest = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+// digest of a reference, in the form of a real one.
+func digest(reference string) string {
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(reference)))
+}
 
 // NewImages makes a store in dir.
 func NewImages(dir string) (*Images, error) {
@@ -91,7 +94,7 @@ func (s *Images) Ensure(ctx context.Context, req image.Request, progress func(im
 		return image.Base{}, image.Timing{}, fault.New(fault.DiskFailed, "linking image", err)
 	}
 	return image.Base{
-		Digest: digest, Path: path, UUID: "u", Config: image.Config{Entrypoint: []string{"/app"}, Env: []string{"PATH=/bin"}, Volumes: []string{"/data"}},
+		Digest: digest(req.Reference), Path: path, UUID: "u", Config: image.Config{Entrypoint: []string{"/app"}, Env: []string{"PATH=/bin"}, Volumes: []string{"/data"}},
 	}, image.Timing{Cached: true}, nil
 }
 

@@ -36,7 +36,7 @@ func NewEngine(t *testing.T, wrap func(t *testing.T, s machine.Service) (machine
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &Harness{Images: images, StateDir: filepath.Join(root, "state"), RunDir: filepath.Join(root, "run"), Log: log, Digest: digest, Networks: true}
+	h := &Harness{Images: images, StateDir: filepath.Join(root, "state"), RunDir: filepath.Join(root, "run"), Log: log, Digest: digest(Reference), Networks: true}
 	h.Attached = func() []string {
 		ids, err := network.Attached(t.Context())
 		if err != nil {

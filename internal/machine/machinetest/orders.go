@@ -3,6 +3,8 @@ package machinetest
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -217,7 +219,13 @@ func restartRequired(t *testing.T, h *Harness) {
 		t.Fatalf("after an edit of the image: %s", pretty(st))
 	}
 	h.Kill(t, s.ID)
-	await(t, h, s.ID, "running the new image", func(st machine.Status) bool { return st.Incarnation == 3 && st.State == machine.Running })
+	st := await(t, h, s.ID, "running the new image", func(st machine.Status) bool { return st.Incarnation == 3 && st.State == machine.Running })
+	if st.DiskGeneration != 2 || st.ImageDigest == h.Digest {
+		t.Fatalf("with another image: %s", pretty(st))
+	}
+	if kept, err := os.ReadDir(filepath.Join(h.StateDir, "trash")); err != nil || len(kept) != 1 {
+		t.Fatalf("the trash holds %v (%v), want the discarded disk", kept, err)
+	}
 	asked := h.Images.Asked()
 	if last := asked[len(asked)-1]; last.Reference != "registry.test/other:2" || last.Digest != "" {
 		t.Fatalf("asked for %+v", last)
