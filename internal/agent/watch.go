@@ -61,11 +61,7 @@ func (k *kicker) kick(name types.NamespacedName) {
 func (a *Agent) watchRuntime(ctx context.Context) error {
 	wait := reconnectFirst
 	for {
-		synced := a.watchOnce(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if synced {
+		if a.watchOnce(ctx) {
 			wait = reconnectFirst
 		}
 		select {
