@@ -31,8 +31,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == process.ChildCommand {
-		process.ChildMain()
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case process.ChildCommand:
+			process.ChildMain()
+		case runtimeCommand:
+			runtimeMain()
+		}
 	}
 	code := m.Run()
 	if made != "" {
