@@ -14,10 +14,12 @@ import (
 	"unicode/utf8"
 
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	guestv1 "imp.dev/imp/api/guest/v1"
 	"imp.dev/imp/internal/guest"
 	"imp.dev/imp/internal/guest/fake"
+	"imp.dev/imp/internal/guest/wire"
 )
 
 func client(t *testing.T, dial guest.Dialer) *Client {
@@ -99,6 +101,45 @@ func TestAGuestThatIsSilentBlocksOnlyAsLongAsTheCallerLikes(t *testing.T) {
 	defer cancel()
 	if _, err := c.Hello(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Hello: %v", err)
+	}
+}
+
+func TestASessionThatIsDeadOnTheGuestsSideIsGivenUp(t *testing.T) {
+	// The first connection gets its handshake and then nothing, as from a guest whose session has ended though the pipe is open.
+	var connections atomic.Int32
+	g := fake.New(fake.Script{})
+	clk := clocktesting.NewFakeClock(time.Now())
+	c := New(func(context.Context) (net.Conn, error) {
+		host, guestEnd := net.Pipe()
+		if connections.Add(1) > 1 {
+			go g.ServeConn(t.Context(), guestEnd)
+			return host, nil
+		}
+		go func() {
+			if dead, err := wire.Guest(guestEnd); err == nil {
+				_, _ = io.Copy(io.Discard, dead)
+			}
+		}()
+		return host, nil
+	}, clk, slog.New(slog.DiscardHandler))
+	t.Cleanup(func() { _ = c.Close() })
+	answered := make(chan error, 1)
+	go func() {
+		_, err := c.Hello(within(t))
+		answered <- err
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-answered:
+			if err != nil || connections.Load() < 2 {
+				t.Errorf("%v after %d connections", err, connections.Load())
+			}
+			return
+		case <-tick.C:
+			clk.Step(100 * time.Millisecond)
+		}
 	}
 }
 
