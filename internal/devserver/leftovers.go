@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"path/filepath"
 	"strings"
+
+	"imp.dev/imp/internal/devserver/sweep"
 )
 
 // Leftovers names what is on this machine of the VM with this id (its UID): VMM processes, cgroups, folders, disks, sockets and mounts. The
@@ -12,7 +14,7 @@ import (
 func (s *Server) Leftovers(id string) []string {
 	var left []string
 	area := s.area()
-	for _, p := range area.ProcessesNaming(id) {
+	for _, p := range sweep.ProcessesNaming(id) {
 		left = append(left, p.String())
 	}
 	for _, dir := range area.Cgroups() {

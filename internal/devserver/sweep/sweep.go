@@ -91,35 +91,50 @@ func (a Area) Processes() []Process {
 		if state(pid) == "Z" {
 			continue // dead; its parent reaps it
 		}
-		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		out = append(out, Process{PID: pid, Command: strings.TrimSpace(string(command))})
+		out = append(out, describe(pid))
 	}
 	slices.SortFunc(out, func(x, y Process) int { return x.PID - y.PID })
 	return out
 }
 
-// ProcessesNaming are those of the area in a cgroup, or with an argument, that has name in it.
-func (a Area) ProcessesNaming(name string) []Process {
+// ProcessesNaming are Imp's programs and VMMs, whosoever they are, that have name in an argument or in the path of a cgroup; for a
+// name that is unique, such as a VM's UID.
+func ProcessesNaming(name string) []Process {
 	var named []Process
-	for _, p := range a.Processes() {
-		arguments, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID))
-		groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.PID))
+	entries, _ := os.ReadDir("/proc")
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() || !isProgram(pid) || state(pid) == "Z" {
+			continue
+		}
+		arguments, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 		if strings.Contains(string(arguments), name) || strings.Contains(string(groups), name) {
-			named = append(named, p)
+			named = append(named, describe(pid))
 		}
 	}
 	return named
 }
 
-// owns looks at a process's program first, so that an editor with one of our files open is not ours.
-func (a Area) owns(pid int) bool {
+func describe(pid int) Process {
+	command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return Process{PID: pid, Command: strings.TrimSpace(string(command))}
+}
+
+// isProgram says whether a process runs one of Imp's programs, imp-dev aside, or a VMM.
+func isProgram(pid int) bool {
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 	if err != nil {
 		return false
 	}
 	program := filepath.Base(strings.TrimSuffix(exe, " (deleted)"))
-	ours := strings.HasPrefix(program, "imp-") && program != "imp-dev" || strings.HasPrefix(program, "qemu-system-") || program == "firecracker"
-	if !ours {
+	return strings.HasPrefix(program, "imp-") && program != "imp-dev" ||
+		strings.HasPrefix(program, "qemu-system-") || program == "firecracker"
+}
+
+// owns looks at a process's program first, so that an editor with one of our files open is not ours.
+func (a Area) owns(pid int) bool {
+	if !isProgram(pid) {
 		return false
 	}
 	arguments, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))

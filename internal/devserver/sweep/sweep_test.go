@@ -134,3 +134,21 @@ func TestTheRootCgroupIsNobodys(t *testing.T) {
 		}
 	}
 }
+
+func TestAProcessIsFoundByAUniqueNameWhereverItIs(t *testing.T) {
+	const name = "0b0f1b3a-5f0e-4c43-9f6c-b7e7a2f8a001"
+	cmd := program(t, "qemu-system-x86_64", "/bin/cat", "-", "/nowhere/"+name)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := start(t, cmd)
+	if found := ProcessesNaming(name); len(found) != 1 || found[0].PID != cmd.Process.Pid {
+		t.Errorf("found %v, want process %d", found, cmd.Process.Pid)
+	}
+	in.Close()
+	<-gone
+	if found := ProcessesNaming(name); len(found) > 0 {
+		t.Errorf("found %v after its end", found)
+	}
+}
