@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -235,6 +236,47 @@ func TestRestarts(t *testing.T) {
 		if !has(v1alpha1.ConditionFinished, "True", v1alpha1.ReasonNodeLost)(w.get("lost")) {
 			t.Errorf("the operator's word was overwritten: %+v", w.get("lost").Status)
 		}
+	})
+}
+
+func TestRuntimeThatDoesNotAnswer(t *testing.T) {
+	t.Run("a VM that waits for it says so, one that runs is left as it is, and the ImpNode is not ready", func(t *testing.T) {
+		w := newWorld(t)
+		clk := clocktesting.NewFakeClock(time.Now())
+		w.clock = clk
+		w.start()
+		w.running("old")
+		w.runtime.leave()
+		w.await("the agent has noticed", func() bool { return strings.Contains(w.log.String(), "runtime's stream ended") })
+		before := w.get("old")
+		waiting := w.vm("new")
+		clk.Step(silence + time.Second)
+		// A change of the object stands for the time that the queue waits in earnest.
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"labels":{"look":"again"}}}`))
+		if err := w.admin.Patch(t.Context(), waiting, patch); err != nil {
+			t.Fatal(err)
+		}
+		got := w.awaitVM("new", "says why", has(v1alpha1.ConditionReady, "False", v1alpha1.ReasonRuntimeStartFailed))
+		if m := meta.FindStatusCondition(got.Status.Conditions, v1alpha1.ConditionReady).Message; !strings.Contains(m, "/run/imp/runtime.sock") {
+			t.Errorf("message is %q", m)
+		}
+		node := &v1alpha1.ImpNode{}
+		w.await("the node is not ready", func() bool {
+			err := w.admin.Get(t.Context(), client.ObjectKey{Name: w.node}, node)
+			c := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionRuntimeReady)
+			return err == nil && c != nil && c.Reason == reasonUnreachable
+		})
+		if node.Status.Budget.VCPU != 8 {
+			t.Errorf("the node's budget is %+v", node.Status.Budget)
+		}
+		if w.get("old").ResourceVersion != before.ResourceVersion {
+			t.Error("the running VM was written to")
+		}
+		w.runtime.comeBack()
+		w.await("the new VM is told", func() bool {
+			clk.Step(reconnectLast)
+			return w.runtime.told("ensure "+string(waiting.UID)) == 1
+		})
 	})
 }
 

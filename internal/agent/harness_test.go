@@ -35,6 +35,7 @@ type world struct {
 	runtime   *fakeRuntime
 	requests  *requests
 	log       *syncBuffer
+	clock     clock.WithTicker
 	stop      func()
 }
 
@@ -59,7 +60,8 @@ func newWorld(t *testing.T) *world {
 	}
 	w := &world{
 		t: t, cp: cp, admin: admin, node: "node-of-" + namespace.Name, namespace: namespace.Name,
-		runtime: newFakeRuntime(), requests: newRequests(), log: &syncBuffer{}, stop: func() {},
+		runtime: newFakeRuntime(), requests: newRequests(), log: &syncBuffer{},
+		clock: clock.RealClock{}, stop: func() {},
 	}
 	t.Cleanup(func() {
 		w.stop()
@@ -79,7 +81,7 @@ func (w *world) start() {
 	ended := make(chan error, 1)
 	log := slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	go func() {
-		ended <- Run(ctx, rest.CopyConfig(config), w.runtime, clock.RealClock{}, prometheus.NewRegistry(), log, Options{
+		ended <- Run(ctx, rest.CopyConfig(config), w.runtime, w.clock, prometheus.NewRegistry(), log, Options{
 			Node: w.node, RuntimeSocket: "/run/imp/runtime.sock", FCBin: "/opt/fc", KernelPath: "/opt/vmlinux", MetricsAddress: "0",
 		})
 	}()
