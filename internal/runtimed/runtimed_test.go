@@ -102,7 +102,14 @@ func newProcess(t *testing.T, args ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		if id, err := os.ReadFile(filepath.Join(dir, "state", "instance")); err == nil && os.Geteuid() == 0 {
+			for _, instance := range []string{strings.TrimSpace(string(id)), strings.TrimSpace(string(id)) + "-build"} {
+				machinetest.RemoveCgroups(t, instance)
+			}
+		}
+		_ = os.RemoveAll(dir)
+	})
 	return &process{dir: dir, args: args}
 }
 

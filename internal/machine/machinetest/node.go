@@ -2,6 +2,7 @@ package machinetest
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -81,6 +82,9 @@ func NewEngine(t *testing.T, wrap func(t *testing.T, s machine.Service) (machine
 		unwrap()
 		_ = e.Close()
 		killAll(t, h)
+		if os.Geteuid() == 0 {
+			RemoveCgroups(t, e.Instance())
+		}
 	})
 	return h
 }
@@ -107,8 +111,6 @@ func startEngine(t *testing.T, h *Harness, network *networkfake.Network, log *sy
 		if tree, err = cgroup.Open(cgroup.Options{Instance: records.Instance()}); err != nil {
 			t.Logf("without cgroups: %v", err)
 			tree = nil
-		} else {
-			t.Cleanup(func() { _ = tree.Close() })
 		}
 	}
 	clk := clock.RealClock{}
@@ -142,4 +144,29 @@ func (s *syncBuffer) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.b.String()
+}
+
+// RemoveCgroups removes the groups an uninstalled runtime leaves; that they can be removed says that nothing lives in them.
+func RemoveCgroups(t *testing.T, instance string) {
+	t.Helper()
+	tree, err := cgroup.Open(cgroup.Options{Instance: instance})
+	if err != nil {
+		return // no cgroups on this host
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	names, err := tree.List()
+	if err != nil {
+		t.Errorf("listing cgroups of %s: %v", instance, err)
+	}
+	for _, name := range names {
+		if g, err := tree.Group(name); err != nil {
+			t.Errorf("cgroup %s: %v", name, err)
+		} else if err := g.Remove(ctx); err != nil {
+			t.Errorf("removing cgroup %s: %v", name, err)
+		}
+	}
+	if err := tree.Close(); err != nil {
+		t.Errorf("cgroups of %s: %v", instance, err)
+	}
 }
