@@ -20,6 +20,7 @@ import (
 	"imp.dev/imp/internal/devserver/imagefile"
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 
+	"github.com/go-logr/logr"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +28,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
 const (
@@ -46,6 +48,7 @@ var clusters = struct {
 }{byDriver: map[string]*cluster{}}
 
 func TestMain(m *testing.M) {
+	log.SetLogger(logr.Discard())
 	code := m.Run()
 	for driver, c := range clusters.byDriver {
 		if err := c.server.Stop(context.Background()); err != nil {
@@ -142,6 +145,7 @@ func own(t *testing.T, opts devserver.Options) *cluster {
 func up(t *testing.T, opts devserver.Options) *cluster {
 	t.Helper()
 	opts.Accel, opts.RegistryPassword = "tcg", registryUser+":"+registryPassword
+	opts.RuntimeArgs = append(opts.RuntimeArgs, "--images=oci") // machines may pretend here, images never do
 	opts.Progress = func(line string) { t.Log(line) }
 	server, err := devserver.Up(t.Context(), opts)
 	if err != nil {

@@ -371,7 +371,7 @@ func TestTheRunbooksCommandsWorkAsWritten(t *testing.T) {
 	expect(kubectl("wait", "--for=condition=Finished", "impvm/book", "-n", ns, "--timeout=30s"), "condition met")
 	expect(kubectl("get", "impvm", "-A"), "PHASE", "READY", "NODE", "RESTARTS", "AGE", "REASON", "book", "Failed")
 	expect(kubectl("get", "impvm", "-n", ns, "-o", "wide"), "IMAGE", "EXIT", "3")
-	expect(kubectl("describe", "impvm", "book", "-n", ns), "Finished", "Failed", "Events:", "exited with code 3")
+	expect(kubectl("describe", "impvm", "book", "-n", ns), "Finished", "Failed", "Events:", "exit code 3")
 	expect(kubectl("get", "nodes", "-l", "imp/enabled=true"), "node-1", "node-2")
 	expect(kubectl("get", "impcls"), "small")
 	expect(kubectl("get", "impnode"), "node-1", "fake")
