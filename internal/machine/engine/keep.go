@@ -154,13 +154,19 @@ func (w *worker) updateLocked(spec machine.Spec, credentials []image.Credential)
 	return w.statusLocked(), nil
 }
 
-// equal compares what a worker acts on; where the object's history stands is known better here.
+// equal says that taking b in place of a would change nothing. What an ephemeral VM does not take cannot differ.
 func equal(a, b machine.Spec) bool {
-	return reflect.DeepEqual(canonical(a), canonical(b))
+	a, b = canonical(a), canonical(b)
+	if a.Lifecycle == machine.Ephemeral {
+		a = machine.Spec{Grace: a.Grace, Deadline: a.Deadline}
+		b = machine.Spec{Grace: b.Grace, Deadline: b.Deadline}
+	}
+	return reflect.DeepEqual(a, b)
 }
 
+// canonical leaves out what is known better here: the object learns history and digest from this very node, and sends them back.
 func canonical(s machine.Spec) machine.Spec {
-	s.Generation, s.History, s.Image.Credentials = 0, restart.History{}, nil
+	s.Generation, s.History, s.Image.Credentials, s.Image.Digest = 0, restart.History{}, nil, ""
 	if s.Deadline != nil {
 		d := s.Deadline.UTC().Round(0)
 		s.Deadline = &d

@@ -23,7 +23,7 @@ func orderChecks() []Check {
 		{Name: "a VM beyond the node's budget is refused and leaves nothing", Run: noCapacity},
 		{Name: "a finished VM makes room for others", Run: capacityFreed},
 		{Name: "a Spec that is not valid is refused with the field's name", Run: invalidSpec},
-		{Name: "repeating Ensure changes nothing", Run: repeatEnsure},
+		{Name: "repeating Ensure changes nothing, with what the object has learned from this node in it as well", Run: repeatEnsure},
 		{Name: "an ephemeral VM takes no change but of its end", Run: ephemeralEdit, Images: true},
 		{Name: "a persistent VM says RestartRequired until it runs with its new Spec", Run: restartRequired, Images: true},
 		{Name: "a repeated Remove can only shorten the grace", Run: shorterGrace},
@@ -175,15 +175,24 @@ func invalidSpec(t *testing.T, h *Harness) {
 }
 
 func repeatEnsure(t *testing.T, h *Harness) {
-	s := NewSpec(WithScript(vmmfake.Script{}))
-	ensure(t, h, s)
-	await(t, h, s.ID, "ready", func(st machine.Status) bool { return st.GuestReady.OK != nil && *st.GuestReady.OK })
-	before, _ := status(t, h, s.ID)
-	for range 5 {
+	at := time.Now().Add(time.Hour)
+	for _, s := range []machine.Spec{NewSpec(WithScript(vmmfake.Script{})), NewSpec(IsPersistent, WithScript(vmmfake.Script{}))} {
+		s.Deadline = &at
 		ensure(t, h, s)
-	}
-	if after, _ := status(t, h, s.ID); after.Revision != before.Revision {
-		t.Fatalf("revision went from %d to %d", before.Revision, after.Revision)
+		before := await(t, h, s.ID, "ready", func(st machine.Status) bool {
+			return st.GuestReady.OK != nil && *st.GuestReady.OK && st.State == machine.Running
+		})
+		h.Restart(t)
+		before = await(t, h, s.ID, "adopted", func(st machine.Status) bool {
+			return st.Counters.Adopted == 1 && st.State == machine.Running && st.Revision > before.Revision
+		})
+		s.Image.Digest, s.History.Attempts = before.ImageDigest, 7
+		for range 5 {
+			ensure(t, h, s)
+		}
+		if after, _ := status(t, h, s.ID); after.Revision != before.Revision {
+			t.Fatalf("revision of a VM that is %s went from %d to %d", s.Lifecycle, before.Revision, after.Revision)
+		}
 	}
 }
 

@@ -121,6 +121,7 @@ func consoleReading(t *testing.T, h *Harness) {
 	s := NewSpec(WithScript(exits(0, 0, "0123456789\n")))
 	ensure(t, h, s)
 	awaitState(t, h, s.ID, machine.Finished)
+	eventually(t, "an end of the VMM, which writes its last words", func() bool { return len(h.PIDs(t, s.ID)) == 0 })
 	all, err := h.Service.Console(t.Context(), s.ID, 0, 1<<20)
 	if err != nil || all.Size != int64(len(all.Data)) || !strings.Contains(string(all.Data), "0123456789") {
 		t.Fatalf("got %+v, %v", all, err)
