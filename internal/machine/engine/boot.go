@@ -89,6 +89,9 @@ func (w *worker) doStartVMM(ctx context.Context, _ plan.Step) error {
 	if err := w.takeBoot(ctx); err != nil {
 		return err
 	}
+	if r := w.recordNow(); r.Disk.GiB != r.Spec.DiskGiB {
+		w.log.Warn("private disk keeps the size it was made with", "gib", r.Disk.GiB, "wanted", r.Spec.DiskGiB)
+	}
 	nonce := make([]byte, 16)
 	if _, err := rand.Read(nonce); err != nil {
 		return fault.New(fault.Internal, "making nonce", err)
