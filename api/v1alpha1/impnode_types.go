@@ -49,6 +49,13 @@ type ImpNodeStatus struct {
 // ConditionRuntimeReady of an ImpNode.
 const ConditionRuntimeReady = "RuntimeReady"
 
+// Reasons of the condition RuntimeReady.
+const (
+	ReasonRuntimeUsable      = "Usable"
+	ReasonRuntimeUnusable    = "Unusable"    // the runtime answers and says that it cannot start VMs; one that is placed here waits with RuntimeStartFailed
+	ReasonRuntimeUnreachable = "Unreachable" // it does not answer
+)
+
 // ImpNode is what one node can do for VMs. Its name is the Node's, its owner the node's agent.
 //
 // +kubebuilder:object:root=true

@@ -114,7 +114,7 @@ func TestNodeStatus(t *testing.T) {
 	info := newFakeRuntime().info
 	ready := func(s v1alpha1.ImpNodeStatus) metav1.Condition { return s.Conditions[0] }
 	first := nodeStatus(v1alpha1.ImpNodeStatus{}, info, nil, now)
-	if c := ready(first); c.Status != "True" || c.Reason != reasonUsable || first.Budget.MemoryMiB != 8192 {
+	if c := ready(first); c.Status != "True" || c.Reason != v1alpha1.ReasonRuntimeUsable || first.Budget.MemoryMiB != 8192 {
 		t.Fatalf("status is %+v", first)
 	}
 	t.Run("the same again is the same, whenever", func(t *testing.T) {
@@ -124,14 +124,14 @@ func TestNodeStatus(t *testing.T) {
 	})
 	t.Run("a runtime that is away keeps its figures", func(t *testing.T) {
 		got := nodeStatus(first, machine.Info{}, errAway, now)
-		if c := ready(got); c.Status != "False" || c.Reason != reasonUnreachable || got.Budget != first.Budget || got.BootID != first.BootID {
+		if c := ready(got); c.Status != "False" || c.Reason != v1alpha1.ReasonRuntimeUnreachable || got.Budget != first.Budget || got.BootID != first.BootID {
 			t.Errorf("status is %+v", got)
 		}
 	})
 	t.Run("a runtime that cannot start VMs says why", func(t *testing.T) {
 		bad := info
 		bad.Usable, bad.Problem = false, "no QEMU"
-		if c := ready(nodeStatus(first, bad, nil, now)); c.Status != "False" || c.Reason != reasonUnusable || c.Message != "no QEMU" {
+		if c := ready(nodeStatus(first, bad, nil, now)); c.Status != "False" || c.Reason != v1alpha1.ReasonRuntimeUnusable || c.Message != "no QEMU" {
 			t.Errorf("condition is %+v", c)
 		}
 	})

@@ -264,7 +264,7 @@ func TestRuntimeThatDoesNotAnswer(t *testing.T) {
 		w.await("the node is not ready", func() bool {
 			err := w.admin.Get(t.Context(), client.ObjectKey{Name: w.node}, node)
 			c := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionRuntimeReady)
-			return err == nil && c != nil && c.Reason == reasonUnreachable
+			return err == nil && c != nil && c.Reason == v1alpha1.ReasonRuntimeUnreachable
 		})
 		if node.Status.Budget.VCPU != 8 {
 			t.Errorf("the node's budget is %+v", node.Status.Budget)
@@ -376,7 +376,7 @@ func TestNode(t *testing.T) {
 				return c != nil && c.Status == status && c.Reason == reason
 			}
 		}
-		w.await("the runtime is ready", ready("True", reasonUsable))
+		w.await("the runtime is ready", ready("True", v1alpha1.ReasonRuntimeUsable))
 		want := v1alpha1.Budget{VCPU: 8, MemoryMiB: 8192, DiskGiB: 100}
 		if node.Status.Budget != want || node.Status.BootID != "boot-1" || node.Status.Capabilities.Driver != "fake" || node.Status.Capabilities.OverheadMiB != 16 {
 			t.Errorf("status is %+v", node.Status)
@@ -394,7 +394,7 @@ func TestNode(t *testing.T) {
 		w.runtime.info.Usable, w.runtime.info.Problem = false, "no QEMU at /usr/bin/qemu"
 		w.runtime.mu.Unlock()
 		w.runtime.comeBack()
-		w.await("the runtime is not ready", ready("False", reasonUnusable))
+		w.await("the runtime is not ready", ready("False", v1alpha1.ReasonRuntimeUnusable))
 		if n := w.requests.of("PATCH impnodes/status") - writes; n != 1 {
 			t.Errorf("%d writes of the ImpNode for one change", n)
 		}

@@ -30,13 +30,6 @@ const (
 	nodeAgain = 5 * time.Minute
 )
 
-// Reasons of the condition RuntimeReady.
-const (
-	reasonUsable      = "Usable"
-	reasonUnusable    = "Unusable"    // the runtime answers and says that it cannot start VMs
-	reasonUnreachable = "Unreachable" // it does not answer
-)
-
 // heartbeat renews the node's Lease and keeps its ImpNode true.
 type heartbeat struct {
 	agent *Agent
@@ -192,11 +185,11 @@ func nodeStatus(before v1alpha1.ImpNodeStatus, info machine.Info, err error, now
 	ready := metav1.Condition{Type: v1alpha1.ConditionRuntimeReady, Status: metav1.ConditionFalse}
 	switch {
 	case err != nil:
-		ready.Reason, ready.Message = reasonUnreachable, "imp-runtime does not answer: "+fault.Of(err).Error()
+		ready.Reason, ready.Message = v1alpha1.ReasonRuntimeUnreachable, "imp-runtime does not answer: "+fault.Of(err).Error()
 	case !info.Usable:
-		ready.Reason, ready.Message = reasonUnusable, info.Problem
+		ready.Reason, ready.Message = v1alpha1.ReasonRuntimeUnusable, info.Problem
 	default:
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionTrue, reasonUsable, "VMs can be started with "+info.Driver
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionTrue, v1alpha1.ReasonRuntimeUsable, "VMs can be started with "+info.Driver
 	}
 	if err == nil {
 		out.Budget = v1alpha1.Budget{VCPU: info.BudgetVCPU, MemoryMiB: info.BudgetMemoryMiB, DiskGiB: info.BudgetDiskGiB}

@@ -244,9 +244,9 @@ func (s *Server) awaitNode(ctx context.Context, name string) error {
 	defer cancel()
 	ticker := time.NewTicker(200 * time.Millisecond)
 	defer ticker.Stop()
+	problem := "its agent has not written its ImpNode"
 	for {
 		node := &v1alpha1.ImpNode{}
-		problem := "its agent has not written its ImpNode"
 		if err := c.Get(ctx, types.NamespacedName{Name: name}, node); err == nil {
 			ready := meta.FindStatusCondition(node.Status.Conditions, v1alpha1.ConditionRuntimeReady)
 			switch {

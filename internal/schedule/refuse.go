@@ -131,7 +131,7 @@ func runtimeReady(_ Requirements, c *Candidate) []Reason {
 	switch {
 	case condition == nil:
 		return []Reason{same("runtime has not reported")}
-	case condition.Status == "True":
+	case condition.Status == "True", unusable(c):
 		return nil
 	}
 	text := "runtime not ready"
@@ -139,6 +139,13 @@ func runtimeReady(_ Requirements, c *Candidate) []Reason {
 		text += " (" + condition.Message + ")"
 	}
 	return []Reason{{Text: text, Group: "runtime not ready"}}
+}
+
+// unusable says that the node's runtime answers and cannot start VMs. Such a node takes a VM that fits nowhere else: what is
+// missing is told on the VM as RuntimeStartFailed, with retries, and mended on the node without touching the VM.
+func unusable(c *Candidate) bool {
+	condition := meta.FindStatusCondition(c.Imp.Status.Conditions, v1alpha1.ConditionRuntimeReady)
+	return condition != nil && condition.Status != "True" && condition.Reason == v1alpha1.ReasonRuntimeUnusable
 }
 
 func notJustRefused(_ Requirements, c *Candidate) []Reason {

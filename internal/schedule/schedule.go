@@ -75,7 +75,7 @@ type Choice struct {
 	OverheadMiB int64
 }
 
-// Pick gives the least loaded of the candidates that fit, or, with ok false, what each of them has against the VM. The same
+// Pick gives the least loaded of the candidates that fit, those whose runtime can start VMs before the others, or, with ok false, what each of them has against the VM. The same
 // arguments give the same choice, in whatever order the candidates come.
 func Pick(req Requirements, candidates []Candidate) (choice Choice, refusals Refusals, ok bool) {
 	var best *Candidate
@@ -92,6 +92,9 @@ func Pick(req Requirements, candidates []Candidate) (choice Choice, refusals Ref
 			continue
 		}
 		l := load(req, c)
+		if unusable(c) {
+			l += 2 // after every usable one, whose load is at most 1
+		}
 		if best == nil || l < bestLoad || l == bestLoad && c.Node.Name < best.Node.Name {
 			best, bestLoad = c, l
 		}

@@ -100,11 +100,9 @@ func TestEachRefusalIsTold(t *testing.T) {
 			node: node("node-a", func(c *schedule.Candidate) { c.Imp = nil }),
 			want: "node-a: ImpNode missing",
 		},
-		"a runtime that cannot start VMs, in its own words": {
-			node: node("node-a", func(c *schedule.Candidate) {
-				c.Imp.Status.Conditions[0].Status, c.Imp.Status.Conditions[0].Message = metav1.ConditionFalse, "no QEMU binary"
-			}),
-			want: "node-a: runtime not ready (no QEMU binary)",
+		"a runtime that does not answer its agent": {
+			node: node("node-a", runtimeIs(v1alpha1.ReasonRuntimeUnreachable, "connection refused")),
+			want: "node-a: runtime not ready (connection refused)",
 		},
 		"a node that just gave the VM back": {
 			node: node("node-a", func(c *schedule.Candidate) { c.Refused = "gave the VM back for want of capacity" }),
@@ -136,6 +134,13 @@ func TestEachRefusalIsTold(t *testing.T) {
 	}
 }
 
+func runtimeIs(reason, message string) func(*schedule.Candidate) {
+	return func(c *schedule.Candidate) {
+		c.Imp.Status.Conditions[0].Status = metav1.ConditionFalse
+		c.Imp.Status.Conditions[0].Reason, c.Imp.Status.Conditions[0].Message = reason, message
+	}
+}
+
 func TestWhichNodeIsPicked(t *testing.T) {
 	tolerate := func(key string) func(*schedule.Requirements) {
 		return func(r *schedule.Requirements) {
@@ -147,6 +152,8 @@ func TestWhichNodeIsPicked(t *testing.T) {
 		req   func(*schedule.Requirements)
 		want  string
 	}{
+		"a node without a VMM after every other":                                        {nodes: []schedule.Candidate{node("node-a", runtimeIs(v1alpha1.ReasonRuntimeUnusable, "no QEMU")), node("node-b", bound(3, 64, 8))}, want: "node-b"},
+		"a node without a VMM if it is the only one: what is missing is told on the VM": {nodes: []schedule.Candidate{node("node-a", runtimeIs(v1alpha1.ReasonRuntimeUnusable, "no QEMU"))}, want: "node-a"},
 		"the least loaded one":           {nodes: []schedule.Candidate{node("node-a", bound(2, 1024, 8)), node("node-b", bound(1, 576, 4)), node("node-c", bound(3, 64, 8))}, want: "node-b"},
 		"the first by name among equals": {nodes: []schedule.Candidate{node("node-b"), node("node-a")}, want: "node-a"},
 		"one that is tainted and tolerated": {

@@ -310,8 +310,10 @@ func TestAMissingVMMOrKernelIsToldAndMended(t *testing.T) {
 		t.Skipf("needs QEMU: %v", err)
 	}
 	link := filepath.Join(t.TempDir(), "qemu-system-x86_64")
+	must(t, os.Symlink(qemu, link))
 	c := own(t, devserver.Options{Nodes: 1, VMM: "qemu", RuntimeArgs: []string{"--qemu-bin=" + link}})
 	ns := c.namespace(t)
+	must(t, os.Remove(link))
 	vm := c.create(t, c.vm(ns, "vm"))
 	now := c.await(t, vm, soon, "told what is missing", reason(v1alpha1.ReasonRuntimeStartFailed))
 	if message := condition(now, v1alpha1.ConditionReady).Message; !strings.Contains(message, link) {

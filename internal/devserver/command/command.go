@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"imp.dev/imp/internal/devserver"
+	"imp.dev/imp/internal/devserver/bench"
 	"imp.dev/imp/internal/devserver/controlplane"
 	"imp.dev/imp/internal/devserver/demo"
 	"imp.dev/imp/internal/devserver/kernelfetch"
@@ -37,7 +38,7 @@ func New() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newUp(), newDemo(), newImage(), newConsole(), newBuildControlPlane(), newKernel())
+	root.AddCommand(newUp(), newDemo(), newBench(), newImage(), newConsole(), newBuildControlPlane(), newKernel())
 	return root
 }
 
@@ -111,6 +112,25 @@ func newDemo() *cobra.Command {
 		},
 	}
 	serverFlags(cmd, &opts)
+	return cmd
+}
+
+func newBench() *cobra.Command {
+	opts := devserver.Options{}
+	var rounds int
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Print Imp's figures, each a comparison within one run",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := equip(&opts, cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			return bench.Run(cmd.Context(), opts, rounds, cmd.OutOrStdout())
+		},
+	}
+	serverFlags(cmd, &opts)
+	cmd.Flags().IntVar(&rounds, "rounds", 7, "how often each timing is taken")
 	return cmd
 }
 
