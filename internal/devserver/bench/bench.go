@@ -25,6 +25,8 @@ import (
 const (
 	namespace = "default"
 	patience  = 3 * time.Minute
+	// manyVMs is how many run at once for the figure of the daemons' memory.
+	manyVMs = 20
 	look      = 5 * time.Millisecond
 )
 
@@ -39,6 +41,7 @@ func Run(ctx context.Context, opts devserver.Options, rounds int, out io.Writer)
 		return err
 	}
 	opts.Dir, opts.RegistryPort, opts.Nodes, opts.VMM = dir, 0, 1, "qemu"
+	opts.VCPU = max(opts.VCPU, 2*manyVMs) // processors are shared by time
 	server, err := devserver.Up(ctx, opts)
 	if err != nil {
 		return err

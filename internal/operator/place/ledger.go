@@ -27,6 +27,9 @@ type assumption struct {
 	assignment int64
 	amount     schedule.Amount
 	at         time.Time
+	// live says that it was read from the API server: the cache may not have the VM yet. Every other VM was read from the
+	// cache, so that one which the cache no longer has is gone, and what it held is free.
+	live bool
 }
 
 // assumedFor is how long an assumption holds that neither the cache nor an error has spoken of.
@@ -53,6 +56,9 @@ func (l *ledger) prime(ctx context.Context, live client.Reader, now time.Time) e
 	for i := range vms.Items {
 		if vm := &vms.Items[i]; holds(vm) {
 			l.assume(vm, now)
+			a := l.assumed[vm.UID]
+			a.live = true
+			l.assumed[vm.UID] = a
 		}
 	}
 	l.primed = true
@@ -119,7 +125,7 @@ func (l *ledger) bound(ctx context.Context, cached client.Reader, now time.Time,
 	for uid, a := range l.assumed {
 		switch {
 		case listed[uid]:
-		case now.Sub(a.at) >= assumedFor:
+		case !a.live, now.Sub(a.at) >= assumedFor:
 			delete(l.assumed, uid)
 		case uid != except:
 			taken[a.node] = taken[a.node].Plus(a.amount)
