@@ -27,7 +27,7 @@ const (
 	patience  = 3 * time.Minute
 	// manyVMs is how many run at once for the figure of the daemons' memory.
 	manyVMs = 20
-	look      = 5 * time.Millisecond
+	look    = 5 * time.Millisecond
 )
 
 // Run starts a server with one node and prints all figures. Rounds is how often each timing is taken.
