@@ -1,6 +1,6 @@
 package v1alpha1
 
-// Names that users, the chart and all programs agree on. Those of CONTRACT may not change.
+// Names that users, the chart and all programs agree on. Those in docs/contract.md may not change.
 const (
 	// Namespace of the system's own objects.
 	SystemNamespace = "imp-system"

@@ -8,7 +8,7 @@ import (
 )
 
 // Reason is the CamelCase word that appears as the reason of a condition and of an event. The values here are
-// the product's vocabulary; names in CONTRACT are fixed, further ones are added beside them.
+// the product's vocabulary; names in docs/contract.md are fixed, further ones are added beside them.
 type Reason string
 
 // Reasons of failure. A comment says which stage gives birth to it.

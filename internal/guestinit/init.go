@@ -34,7 +34,7 @@ const acknowledgeLimit = 15 * time.Minute
 func Run(version string) {
 	born := bootMillis()
 	// Every signal is caught: a workload that runs as root can send any to process 1, and one that the Go runtime treats as fatal
-	// would end the guest (GUEST-FACTS: panic by HUP, INT, QUIT, … TERM). Nothing reads the channel but the reaper.
+	// would end the guest (a kernel panic by any of HUP, INT, QUIT, … TERM: measured). Nothing reads the channel but the reaper.
 	signals := make(chan os.Signal, 64)
 	signal.Notify(signals)
 

@@ -169,7 +169,7 @@ func (m *machine) Start(_ context.Context, s guestv1.Start) error {
 const (
 	killLimit   = 5 * time.Second // for processes that do not die of SIGKILL: they hang in the kernel
 	drainLimit  = time.Second
-	markerLimit = 2 * time.Second // a console that nobody drains would block for ever (GUEST-FACTS H)
+	markerLimit = 2 * time.Second // a console that nobody drains would block for ever
 )
 
 func (m *machine) runWorkload(w *workload) {

@@ -12,7 +12,7 @@ type Policy struct {
 	MaxDelay     time.Duration `json:"maxDelay"`
 }
 
-// Default is the policy of a VM that has none: in place, 10 s doubling to 5 min, no limit (CONTRACT).
+// Default is the policy of a VM that has none: in place, 10 s doubling to 5 min, no limit (docs/contract.md).
 func Default() Policy {
 	return Policy{InitialDelay: 10 * time.Second, MaxDelay: 5 * time.Minute}
 }

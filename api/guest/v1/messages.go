@@ -180,7 +180,7 @@ type OutputStart struct {
 }
 
 // The markers on the serial console at the workload's end: "IMP_SUCCESS id=NONCE" or "IMP_FAILED code=N id=NONCE", alone on a
-// line. CONTRACT fixes the first words.
+// line. Their first words may not change (docs/contract.md).
 const (
 	MarkerSuccess = "IMP_SUCCESS"
 	MarkerFailed  = "IMP_FAILED"

@@ -26,7 +26,7 @@ const (
 	// tryTimeout bounds one try to synchronise on one connection. A guest that is still booting needs none of it: bytes wait in the
 	// socket until it opens the port. It is for the rare guest that sits inside a frame of a dead session and must see an EOF.
 	tryTimeout = 5 * time.Second
-	// retryGap after a failed try, so that the guest sees the disconnection before the next connection (VMM-FACTS B.7).
+	// retryGap after a failed try, so that the guest sees the disconnection before the next connection.
 	retryGap = 250 * time.Millisecond
 	// livenessInterval: while a call is blocked, the session is tested this often, and given up if the test is not
 	// answered within it. To be wrong (a paused or slow guest) costs one reconnection.

@@ -81,7 +81,7 @@ func (w *worker) awaitMarker(ctx context.Context, b *plan.Boot, reported bool) [
 	}
 }
 
-// logEnd is the one line of a workload's end. CONTRACT: it shows the marker.
+// logEnd is the one line of a workload's end. It shows the marker (docs/contract.md).
 func (w *worker) logEnd(e machine.Exit) {
 	marker := ""
 	if e.Code != nil {
