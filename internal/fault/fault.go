@@ -42,10 +42,13 @@ func (e *Error) Error() string { return fmt.Sprintf("%s: %v", e.Stage, e.Err) }
 func (e *Error) Unwrap() error { return e.Err }
 
 // New wraps err with the reason a user will read. A nil err gives nil. An err that already carries a reason keeps
-// the innermost one: who is nearest to the failure knows best.
+// the innermost one: who is nearest to the failure knows best. Of one that names the same stage already nothing is said twice.
 func New(reason Reason, stage string, err error) error {
 	if err == nil {
 		return nil
+	}
+	if said, ok := err.(*Error); ok && said.Stage == stage { //nolint:errorlint // only the outermost stage would be said twice in a row
+		return said
 	}
 	if inner := (*Error)(nil); errors.As(err, &inner) {
 		return &Error{Reason: inner.Reason, Stage: stage, Permanent: inner.Permanent, Err: err}
