@@ -234,6 +234,32 @@ func TestAnotherClassOfAPersistentVMIsTakenIfItsNodeHasRoom(t *testing.T) {
 	}
 }
 
+func TestAPersistentVMWhoseClassIsMissingGoesOnAndSaysSo(t *testing.T) {
+	r := newRig(t)
+	node := r.node("a")
+	name := r.class("small")
+	r.vm("web", persistent)
+	r.reconcile("web")
+	r.report("web", running)
+	vm := r.get("web")
+	vm.Spec.ClassRef.Name = r.name("typo")
+	must(t, r.admin.Update(t.Context(), vm))
+	r.writes.take()
+	r.reconcile("web")
+	r.reconcile("web")
+	r.expect("PATCH impvms/web/status")
+	r.expectEvents("web", "Normal Placed", "Warning InvalidSpec")
+	r.expectCondition("web", v1alpha1.ConditionScheduled, "True InvalidSpec: placed on "+node+
+		` with what its class said before; spec.classRef names ImpVMClass "`+r.name("typo")+`", which does not exist`)
+	r.expectCondition("web", v1alpha1.ConditionReady, "True Running: the guest is running and ready")
+
+	vm = r.get("web")
+	vm.Spec.ClassRef.Name = name
+	must(t, r.admin.Update(t.Context(), vm))
+	r.reconcile("web")
+	r.expectCondition("web", v1alpha1.ConditionScheduled, "True Placed: placed on "+node)
+}
+
 func TestAPinWinsAndATolerationIsHonoured(t *testing.T) {
 	r := newRig(t)
 	r.node("a")

@@ -11,11 +11,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// resolveClass finds the VM's class. Without one a VM waits; one that has a node goes on with what it was placed with.
+// resolveClass finds the VM's class. Without one a VM waits; one that has a node goes on with what it was placed with, and says so.
 func (r *Reconciler) resolveClass(ctx context.Context, p *pass) (bool, error) {
 	problem := "spec.classRef is missing: name an ImpVMClass"
 	if ref := p.vm.Spec.ClassRef; ref != nil && ref.Name != "" {
@@ -30,10 +31,22 @@ func (r *Reconciler) resolveClass(ctx context.Context, p *pass) (bool, error) {
 		}
 		problem = fmt.Sprintf("spec.classRef names ImpVMClass %q, which does not exist", ref.Name)
 	}
-	if p.vm.Status.NodeName == "" {
+	switch {
+	case p.vm.Status.NodeName == "":
 		r.waiting(p, v1alpha1.ReasonInvalidSpec, problem)
+	case !vmstate.Ephemeral(p.vm): // a one-shot needs no class any more
+		r.keptWithoutClass(p, problem)
 	}
 	return true, nil
+}
+
+// keptWithoutClass tells that a VM keeps what it was placed with: it runs, but not as its spec says. Ready is not touched.
+func (r *Reconciler) keptWithoutClass(p *pass, problem string) {
+	message := fmt.Sprintf("placed on %s with what its class said before; %s", p.vm.Status.NodeName, problem)
+	if has := meta.FindStatusCondition(p.read.Status.Conditions, v1alpha1.ConditionScheduled); has == nil || has.Message != message {
+		p.tell(warning, v1alpha1.ReasonInvalidSpec, "Placing", message)
+	}
+	p.scheduled(metav1.ConditionTrue, v1alpha1.ReasonInvalidSpec, message)
 }
 
 // followClass keeps a bound VM's resources as its class says: probes at once; the sizes of another class that a persistent VM
