@@ -89,20 +89,8 @@ func (w *worker) doStartVMM(ctx context.Context, _ plan.Step) error {
 	if err := w.takeBoot(ctx); err != nil {
 		return err
 	}
-	if r := w.recordNow(); r.Disk.GiB != r.Spec.DiskGiB {
-		w.log.Warn("private disk keeps the size it was made with", "gib", r.Disk.GiB, "wanted", r.Spec.DiskGiB)
-	}
-	nonce := make([]byte, 16)
-	if _, err := rand.Read(nonce); err != nil {
-		return fault.New(fault.Internal, "making nonce", err)
-	}
-	before, err := console.Read(w.engine.paths.console(w.id), 0, 0)
-	if err != nil {
-		return fault.New(fault.DiskFailed, "reading console", err)
-	}
-	if err := w.commit(func(next *plan.Record) {
-		next.BeginBoot(hex.EncodeToString(nonce), w.engine.config.HostBootID, before.Size, w.engine.clock.Now())
-	}); err != nil {
+	if err := w.beginBoot(); err != nil {
+		w.giveBoot() // nothing boots; the step that gives it back otherwise never comes
 		return err
 	}
 	b := w.recordNow().Boot
@@ -130,6 +118,24 @@ func (w *worker) doStartVMM(ctx context.Context, _ plan.Step) error {
 	w.log.Info("VMM started", "incarnation", b.Incarnation, "run", b.Run, "pid", instance.PID())
 	w.openSession(ctx, instance)
 	return nil
+}
+
+// beginBoot writes the intent to launch.
+func (w *worker) beginBoot() error {
+	if r := w.recordNow(); r.Disk.GiB != r.Spec.DiskGiB {
+		w.log.Warn("private disk keeps the size it was made with", "gib", r.Disk.GiB, "wanted", r.Spec.DiskGiB)
+	}
+	nonce := make([]byte, 16)
+	if _, err := rand.Read(nonce); err != nil {
+		return fault.New(fault.Internal, "making nonce", err)
+	}
+	before, err := console.Read(w.engine.paths.console(w.id), 0, 0)
+	if err != nil {
+		return fault.New(fault.DiskFailed, "reading console", err)
+	}
+	return w.commit(func(next *plan.Record) {
+		next.BeginBoot(hex.EncodeToString(nonce), w.engine.config.HostBootID, before.Size, w.engine.clock.Now())
+	})
 }
 
 // takeBoot waits until one more guest may boot. Repeating it is free.
@@ -208,6 +214,7 @@ func (w *worker) doStartWorkload(ctx context.Context, _ plan.Step) error {
 	if err := w.commit(func(next *plan.Record) { next.SendingStart(w.engine.clock.Now()) }); err != nil {
 		return err
 	}
+	w.giveBoot() // the guest has booted; one that never answers must not keep others from it
 	ctx, cancel := w.limit(ctx, answerTime)
 	defer cancel()
 	refused := (*guest.RefusedError)(nil)
@@ -223,7 +230,6 @@ func (w *worker) doStartWorkload(ctx context.Context, _ plan.Step) error {
 	if err := w.commit(func(next *plan.Record) { next.StartAccepted(w.engine.clock.Now()) }); err != nil {
 		return err
 	}
-	w.giveBoot()
 	r := w.recordNow()
 	w.log.Info("workload started", "incarnation", b.Incarnation, "run", b.Run, "vmm", r.Timings.VMM, "kernel", r.Timings.Kernel, "guest", r.Timings.Guest)
 	w.session.follow()
