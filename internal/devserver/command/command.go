@@ -3,9 +3,11 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -88,7 +90,11 @@ func newUp() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			howTo(cmd.OutOrStdout(), server)
+			self, err := os.Executable()
+			if err != nil {
+				return errors.Join(fmt.Errorf("finding imp-dev's folder: %w", err), server.Stop(cmd.Context()))
+			}
+			howTo(cmd.OutOrStdout(), server, filepath.Dir(self))
 			return wait(cmd.Context(), cmd.ErrOrStderr(), server)
 		},
 	}
@@ -134,17 +140,18 @@ func newBench() *cobra.Command {
 	return cmd
 }
 
-func howTo(out io.Writer, server *devserver.Server) {
+// howTo prints what the README builds on. self is the folder of imp-dev, which is called by name from here on.
+func howTo(out io.Writer, server *devserver.Server, self string) {
 	fmt.Fprintf(out, `
 Imp is up. In another terminal:
 
   export KUBECONFIG=%s
-  export PATH=$PATH:%s
+  export PATH=$PATH:%s:%s
   kubectl get nodes,impnode
   kubectl get impvm -A
 
 The registry is %s (imp-dev image push DIR %s/NAME:TAG; imp-dev image demo for examples/).
-`, server.Places.Kubeconfig(), filepath.Dir(server.ControlPlane.Kubectl), server.Registry, server.Registry)
+`, server.Places.Kubeconfig(), filepath.Dir(server.ControlPlane.Kubectl), self, server.Registry, server.Registry)
 	if server.PrivateRegistry != "" {
 		fmt.Fprintf(out, "The same images, but with a password: %s\n", server.PrivateRegistry)
 	}
