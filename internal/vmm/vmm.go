@@ -148,7 +148,8 @@ type Driver interface {
 	Name() string
 	// Probe looks at the host. It is cheap enough for start-up and a slow period.
 	Probe(ctx context.Context) Capabilities
-	// OverheadMiB is what a VMM of this size takes beside the guest's memory; it goes into the cgroup's limit and into placement.
+	// OverheadMiB is what a VMM of this size takes beside the guest's memory: the cgroup's limit. Placement and admission count the
+	// smallest VM's for every VM.
 	OverheadMiB(vcpu int, memoryMiB int64) int64
 	// Start launches a run. An error (fault RuntimeStartFailed, naming binary, kernel, or the VMM's own words) means that
 	// nothing of it is left on the host. While an earlier run in the same Cgroup lives, Start fails and that run goes on.

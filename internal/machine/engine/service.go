@@ -24,7 +24,7 @@ func (e *Engine) Info(ctx context.Context) (machine.Info, error) {
 	info.Usable, info.Problem, info.VMMVersion, info.Accelerator = c.Usable, c.Problem, c.VMMVersion, c.Accelerator
 	b := e.config.Budget
 	info.BudgetVCPU, info.BudgetMemoryMiB, info.BudgetDiskGiB = b.VCPU, b.MemoryMiB, b.DiskGiB
-	info.OverheadMiB = e.config.Driver.OverheadMiB(1, machine.MinMemoryMiB)
+	info.OverheadMiB = e.overheadMiB()
 	usage, err := e.config.Images.Usage(ctx)
 	if err != nil {
 		return machine.Info{}, fault.New(fault.DiskFailed, "measuring image cache", err)
@@ -71,9 +71,13 @@ func (e *Engine) Ensure(ctx context.Context, spec machine.Spec) (machine.Status,
 	return w.status(), nil
 }
 
+// overheadMiB is what every VM counts for beside its guest's memory, here and in placement: one number for both, so that what
+// the operator places is never refused for its overhead. The cgroup's limit follows the VM's size.
+func (e *Engine) overheadMiB() int64 { return e.config.Driver.OverheadMiB(1, machine.MinMemoryMiB) }
+
 // fits says NoCapacity when the budget cannot hold spec beside everything else. Called with mu held.
 func (e *Engine) fits(spec machine.Spec) error {
-	overhead := e.config.Driver.OverheadMiB
+	overhead := func(int, int64) int64 { return e.overheadMiB() }
 	total := plan.NeedOfSpec(spec, overhead)
 	for id, w := range e.workers {
 		if id == spec.ID {
