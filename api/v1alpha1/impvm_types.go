@@ -123,13 +123,13 @@ type ImpVMSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(k, !format.qualifiedName().validate(k).hasValue())",message="keys must be label keys: [PREFIX/]NAME of at most 63 letters, digits, '-', '_' and '.'"
 	// +optional
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
-	// Tolerations of the node's taints, as a pod's.
+	// Tolerations of the node's taints, as a pod's. They count at placement; no taint ends a VM that runs.
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?operator.orValue('') in ['', 'Equal', 'Exists'])",message="operator must be Exists or Equal"
 	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?effect.orValue('') in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'])",message="effect must be NoSchedule, PreferNoSchedule, NoExecute, or empty for all"
 	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?key.orValue('') != '' || t.?operator.orValue('') == 'Exists')",message="operator must be Exists where key is empty, which means all keys"
 	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?operator.orValue('') != 'Exists' || t.?value.orValue('') == '')",message="value must be empty where operator is Exists"
-	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.tolerationSeconds) || t.?effect.orValue('') == 'NoExecute')",message="tolerationSeconds is allowed only where effect is NoExecute"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.tolerationSeconds))",message="tolerationSeconds must be absent: no taint ends a VM that runs, tolerations count at placement"
 	// +listType=atomic
 	// +optional
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`

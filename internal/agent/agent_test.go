@@ -66,9 +66,7 @@ func TestAgent(t *testing.T) {
 			got.Status.ConsoleTail != "hello | IMP_SUCCESS id=x" || got.Status.FinishedAt == nil {
 			t.Errorf("status is %+v", got.Status)
 		}
-		if !strings.Contains(w.log.String(), "marker=IMP_SUCCESS") {
-			t.Error("the agent's log has no marker")
-		}
+		w.await("the agent's log shows the marker", func() bool { return strings.Contains(w.log.String(), "marker=IMP_SUCCESS") })
 		w.await("the event is there", func() bool { return slices.Contains(w.events(vm), "Normal Succeeded") })
 	})
 

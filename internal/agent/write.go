@@ -149,7 +149,7 @@ func (a *Agent) logExit(vm *v1alpha1.ImpVM, e *machine.Exit) {
 		}
 		keys = append(keys, "marker", marker)
 	}
-	keys = append(keys, "console", translate.ConsoleTail(e.ConsoleTail))
+	// What the guest printed is its tenant's: it is on the object, not in a log that whoever runs the node reads.
 	a.logVM(vm).Info("workload ended", keys...)
 }
 

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"imp.dev/imp/internal/cgroup"
 	"imp.dev/imp/internal/image/oci/build"
@@ -29,6 +31,7 @@ func newBuilder(o Options, instance string, log *slog.Logger) build.Builder {
 		log.Warn("no cgroups on this host: image builds have no memory limit", "error", err)
 		tree = nil
 	}
+	var builds atomic.Int64
 	return build.Child(func(ctx context.Context, stdin io.Reader, stdout io.Writer, files []*os.File) error {
 		s := process.Sandbox{
 			Cmd: process.Cmd{
@@ -38,10 +41,18 @@ func newBuilder(o Options, instance string, log *slog.Logger) build.Builder {
 			UID: o.BuilderUID, GID: o.BuilderUID, OpenFiles: 4096,
 		}
 		if tree != nil {
-			group, err := tree.Create("image", cgroup.Limits{MemoryBytes: builderMemory, Pids: 256})
+			// A group for each build: one hostile image is not to spend another build's memory.
+			group, err := tree.Create(fmt.Sprintf("image-%d", builds.Add(1)), cgroup.Limits{MemoryBytes: builderMemory, Pids: 256})
 			if err != nil {
 				return fmt.Errorf("making cgroup of image build: %w", err)
 			}
+			defer func() {
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+				defer cancel()
+				if err := group.Remove(ctx); err != nil {
+					log.Warn("cgroup of an image build stays", "error", err)
+				}
+			}()
 			s.CgroupProcs = group.ProcsFiles()
 		}
 		r, err := process.RunSandboxed(ctx, s)

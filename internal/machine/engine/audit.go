@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"imp.dev/imp/internal/machine/plan"
@@ -52,10 +53,18 @@ func (e *Engine) audit(ctx context.Context) {
 			continue
 		}
 		for _, entry := range entries {
-			path := parent + "/" + entry.Name()
-			e.reap(ctx, entry.Name(), "directory", func(context.Context) error { return os.RemoveAll(path) })
+			path := filepath.Join(parent, entry.Name())
+			e.reap(ctx, entry.Name(), "directory", func(context.Context) error { return e.clear(entry.Name(), path) })
 		}
 	}
+}
+
+// clear removes a directory that no record speaks of. Nobody ordered that: what a user may have written stays in the trash for a while.
+func (e *Engine) clear(id, path string) error {
+	if err := e.discard(filepath.Join(path, filepath.Base(e.paths.private(id))), id, "orphan"); err != nil {
+		return err
+	}
+	return os.RemoveAll(path)
 }
 
 func (e *Engine) orphan(id string) vmm.Config {

@@ -90,7 +90,8 @@ func (w *worker) setProgress(text string) {
 	}
 }
 
-// ensure is Engine.Ensure for a VM that is known. fits is asked where a new VM takes the place of this one.
+// ensure is Engine.Ensure for a VM that is known. fits is asked where a new VM takes the place of this one, or the
+// VM is to grow.
 func (w *worker) ensure(spec machine.Spec, fits func() error) (machine.Status, error) {
 	credentials := spec.Image.Credentials
 	spec.Image.Credentials = nil
@@ -107,7 +108,7 @@ func (w *worker) ensure(spec machine.Spec, fits func() error) (machine.Status, e
 	case spec.Assignment == known && r.Successor == nil && r.Removal != nil:
 		return machine.Status{}, stale("assignment %d was ordered to be removed", spec.Assignment)
 	case spec.Assignment == r.Spec.Assignment:
-		return w.updateLocked(spec, credentials)
+		return w.updateLocked(spec, credentials, fits)
 	}
 	if err := fits(); err != nil {
 		return machine.Status{}, err
@@ -134,7 +135,13 @@ func (w *worker) ensure(spec machine.Spec, fits func() error) (machine.Status, e
 }
 
 // updateLocked takes a Spec of the present assignment. Taking what is known already is free.
-func (w *worker) updateLocked(spec machine.Spec, credentials []image.Credential) (machine.Status, error) {
+func (w *worker) updateLocked(spec machine.Spec, credentials []image.Credential, fits func() error) (machine.Status, error) {
+	if has := w.record.Spec; spec.VCPU > has.VCPU || spec.MemoryMiB > has.MemoryMiB || spec.DiskGiB > has.DiskGiB {
+		if err := fits(); err != nil {
+			w.log.Warn("no room for the VM's new size, it keeps the earlier one", "error", err)
+			spec.VCPU, spec.MemoryMiB, spec.DiskGiB = has.VCPU, has.MemoryMiB, has.DiskGiB
+		}
+	}
 	fresh := !reflect.DeepEqual(w.credentials, credentials) && len(credentials) > 0
 	next := w.record.Clone()
 	same := equal(next.Spec, spec)

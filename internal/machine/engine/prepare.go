@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strconv"
 	"time"
 
 	"imp.dev/imp/internal/fault"
@@ -78,7 +79,11 @@ func (w *worker) doEnsureDisk(ctx context.Context, _ plan.Step) error {
 	if r.Disk != nil {
 		// Nothing a user wrote is thrown away on the word of a spec: it stays in the trash for a while.
 		w.log.Warn("private disk discarded: it belongs to another image", "was", r.Disk.BaseDigest, "now", r.Image.Digest, "kept", trashTime)
-		if err := w.engine.discard(path, fmt.Sprintf("%s.%d.ext4", w.id, r.DiskGeneration)); err != nil {
+		if err := w.engine.discard(path, w.id, strconv.FormatInt(r.DiskGeneration, 10)); err != nil {
+			return err
+		}
+		// At once: a disk made below whose record cannot be written is not one to discard in its turn.
+		if err := w.commit(func(next *plan.Record) { next.Disk = nil }); err != nil {
 			return err
 		}
 	}

@@ -41,9 +41,6 @@ func (e *Engine) Ensure(ctx context.Context, spec machine.Spec) (machine.Status,
 	if len(spec.Script) > 0 && e.config.Driver.Name() != "fake" {
 		return machine.Status{}, fault.Permanent(fault.Errorf(fault.InvalidSpec, "checking spec", "script is for the fake driver, this node has %s", e.config.Driver.Name()))
 	}
-	if spec.Image.Policy == "" {
-		spec.Image.Policy = "IfNotPresent"
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {

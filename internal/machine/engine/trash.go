@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,9 +14,19 @@ import (
 // trashTime is how long a discarded disk can still be had back by hand.
 const trashTime = 72 * time.Hour
 
-// discard moves the file at path into the trash under name; no file there is success.
-func (e *Engine) discard(path, name string) error {
-	to := filepath.Join(e.paths.trash, name)
+// discard moves the private disk at path into the trash, named by VM and occasion; no disk there is success. What lies there already
+// stays: one name may come again, with another assignment of the VM for example.
+func (e *Engine) discard(path, id, occasion string) error {
+	name := filepath.Join(e.paths.trash, id+"."+occasion)
+	to := name + ".ext4"
+	for n := 2; ; n++ {
+		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
+			break
+		} else if err != nil {
+			return fault.New(fault.DiskFailed, "moving disk to trash", err)
+		}
+		to = fmt.Sprintf("%s.%d.ext4", name, n)
+	}
 	err := os.Rename(path, to)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

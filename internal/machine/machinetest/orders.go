@@ -22,6 +22,7 @@ func orderChecks() []Check {
 		{Name: "a VM that is not known is Removed at once and cannot come back under that assignment", Run: removeUnknown},
 		{Name: "a VM beyond the node's budget is refused and leaves nothing", Run: noCapacity},
 		{Name: "a finished VM makes room for others", Run: capacityFreed},
+		{Name: "a VM cannot grow beyond the node's budget, and goes on with its earlier size", Run: growthWithoutRoom},
 		{Name: "a Spec that is not valid is refused with the field's name", Run: invalidSpec},
 		{Name: "repeating Ensure changes nothing, with what the object has learned from this node in it as well", Run: repeatEnsure},
 		{Name: "an ephemeral VM takes no change but of its end", Run: ephemeralEdit, Images: true},
@@ -158,6 +159,17 @@ func capacityFreed(t *testing.T, h *Harness) {
 		_, err := h.Service.Ensure(t.Context(), second)
 		return err == nil
 	})
+}
+
+func growthWithoutRoom(t *testing.T, h *Harness) {
+	s := NewSpec(func(s *machine.Spec) { s.Lifecycle = machine.Persistent })
+	ensure(t, h, s)
+	awaitState(t, h, s.ID, machine.Running)
+	s.Generation, s.VCPU = 2, 200
+	if st := ensure(t, h, s); st.RestartRequired || st.Generation != 2 {
+		t.Fatalf("a size that the node cannot give waits for the next start: %s", pretty(st))
+	}
+	ensure(t, h, NewSpec()) // what was refused is not counted
 }
 
 func invalidSpec(t *testing.T, h *Harness) {

@@ -237,3 +237,29 @@ func TestTheImageOfAReferenceDoesNotChangeUnderAVM(t *testing.T) {
 		t.Fatalf("%q is wanted for another reference", got)
 	}
 }
+
+func TestWhatAVMTakesOfTheNode(t *testing.T) {
+	overhead := func(int, int64) int64 { return 10 }
+	sized := func(vcpu int, memory, disk int64) machine.Spec {
+		return machine.Spec{VCPU: vcpu, MemoryMiB: memory, DiskGiB: disk}
+	}
+	successor := sized(4, 50, 1)
+	for name, c := range map[string]struct {
+		record Record
+		want   Need
+	}{
+		"what is wished": {Record{Spec: sized(1, 100, 2)}, Need{1, 110, 2}},
+		"the greater of what is wished and what still runs": {Record{Spec: sized(1, 100, 2), Boot: &Boot{Spec: sized(2, 90, 3)}}, Need{2, 110, 3}},
+		"room for the successor that was accepted":          {Record{Spec: sized(1, 100, 2), Successor: &successor}, Need{4, 110, 2}},
+		"nothing once it is removed":                        {Record{Spec: sized(1, 100, 2), RemovedAt: &noon}, Need{}},
+		"the successor's part once it is removed":           {Record{Spec: sized(1, 100, 2), RemovedAt: &noon, Successor: &successor}, Need{4, 60, 1}},
+		"all of it while a finished VM still has a disk":    {Record{Spec: sized(1, 100, 2), Final: &machine.Exit{}, Disk: &Disk{}}, Need{1, 110, 2}},
+		"nothing once a finished VM has been cleared away":  {Record{Spec: sized(1, 100, 2), Final: &machine.Exit{}}, Need{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := NeedOf(c.record, overhead); got != c.want {
+				t.Errorf("got %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}

@@ -58,16 +58,23 @@ func RestartRequired(r Record) bool {
 // Need is what a VM takes of the node's budget.
 type Need struct{ VCPU, MemoryMiB, DiskGiB int64 }
 
-// NeedOf gives what the record's VM takes now, with the VMM's overhead: nothing once it has ended and is cleared away, else the greater
-// of what runs and what is wished.
+// NeedOf gives what the record's VM takes now, with the VMM's overhead: nothing once it has ended and is cleared away, else the greatest
+// of what runs, what is wished, and what was accepted in its place.
 func NeedOf(r Record, overhead func(vcpu int, memoryMiB int64) int64) Need {
-	if r.RemovedAt != nil || (r.Final != nil && r.Boot == nil && r.Disk == nil && r.Image == nil) {
-		return Need{}
+	n := Need{}
+	take := func(s machine.Spec) {
+		of := needOfSpec(s, overhead)
+		n = Need{max(n.VCPU, of.VCPU), max(n.MemoryMiB, of.MemoryMiB), max(n.DiskGiB, of.DiskGiB)}
 	}
-	n := needOfSpec(r.Spec, overhead)
+	if r.Successor != nil {
+		take(*r.Successor)
+	}
+	if r.RemovedAt != nil || (r.Final != nil && r.Boot == nil && r.Disk == nil && r.Image == nil) {
+		return n
+	}
+	take(r.Spec)
 	if r.Boot != nil {
-		b := needOfSpec(r.Boot.Spec, overhead)
-		n = Need{max(n.VCPU, b.VCPU), max(n.MemoryMiB, b.MemoryMiB), max(n.DiskGiB, b.DiskGiB)}
+		take(r.Boot.Spec)
 	}
 	return n
 }
