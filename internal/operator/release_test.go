@@ -133,8 +133,29 @@ func TestADeletedVMWaitsForANodeThatSpeaksHoweverLongItTakes(t *testing.T) {
 	r.expect("PATCH impvms/web/status")
 }
 
+func TestADeletedVMOnARestartedHostWaitsForTheHostToRemoveIt(t *testing.T) {
+	r, node := placed(t, persistent)
+	r.reboot(node, time.Minute)
+	r.delete("web")
+	r.silent()
+	r.reconcile("web")
+	r.expect("PATCH impvms/web/status")
+	if vm := r.get("web"); vm == nil || vm.Status.Release == nil {
+		t.Fatal("it went, or without an order, and the host would start it again by its record")
+	}
+	r.clock.Step(6 * time.Minute)
+	r.reconcile("web")
+	r.expect("PATCH impvms/web")
+	if r.get("web") != nil {
+		t.Error("it waits for longer than for a node that is merely silent")
+	}
+}
+
 func TestADeletedVMOnANodeThatIsProvedGoneGoesAtOnce(t *testing.T) {
 	for name, proof := range proofs() {
+		if name == "its host was restarted" {
+			continue // it is expected back
+		}
 		t.Run(name, func(t *testing.T) {
 			r, node := placed(t)
 			proof(r, node)

@@ -34,7 +34,8 @@ func (r *Reconciler) leave(ctx context.Context, p *pass) (bool, error) {
 	if err != nil {
 		return true, err
 	}
-	if standing.Proof != "" {
+	// A host that was restarted comes back with the VM's record and disk: it needs the order, or it starts what nobody wants any more.
+	if standing.Gone {
 		p.log.Info("VM let go without its node's word", "node", p.vm.Status.NodeName, "proof", standing.Proof)
 		return true, r.dropFinalizer(ctx, p)
 	}

@@ -35,6 +35,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager, concurrency int) error {
 		Watches(&corev1.Node{}, w.nodes()).
 		Watches(&v1alpha1.ImpNode{}, w.impNodes()).
 		WatchesRawSource(source.Func(func(ctx context.Context, q queue) error {
+			r.Nodes.Heartbeats.Lead() // this controller may come to decide before imp-reachable's, which says so too
 			r.Nodes.Heartbeats.Listen(func(string) { w.waiting(ctx, q) })
 			return nil
 		})).
