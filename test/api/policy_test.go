@@ -152,6 +152,9 @@ func TestAnAgentHasNoRightBeyondItsRoles(t *testing.T) {
 	forbidden("labelling its node", patch(t, agent, node.DeepCopy(), `metadata: {labels: {imp/enabled: "true"}}`))
 	forbidden("listing Secrets", agent.List(t.Context(), &corev1.SecretList{}, client.InNamespace(c.namespace)))
 	forbidden("reading a Secret", agent.Get(t.Context(), client.ObjectKeyFromObject(secret), secret.DeepCopy()))
+	forbidden("reading a Lease", agent.Get(t.Context(),
+		client.ObjectKey{Namespace: v1alpha1.SystemNamespace, Name: "imp-controller-manager"}, &coordinationv1.Lease{}))
+	forbidden("reading a namespace", agent.Get(t.Context(), client.ObjectKey{Name: "kube-system"}, &corev1.Namespace{}))
 	forbidden("listing classes", agent.List(t.Context(), &v1alpha1.ImpVMClassList{}))
 	must(t, agent.List(t.Context(), &v1alpha1.ImpVMList{}, client.MatchingFields{"status.nodeName": "rights-a"}))
 }
@@ -210,8 +213,7 @@ func TestAnAgentWritesItsOwnLeaseOnly(t *testing.T) {
 	}
 	own := lease(v1alpha1.LeasePrefix + "lease-a")
 	must(t, agent.Create(t.Context(), own))
-	own.Spec.LeaseDurationSeconds = ptr.To(int32(40))
-	must(t, agent.Update(t.Context(), own))
+	must(t, patch(t, agent, own.DeepCopy(), `spec: {leaseDurationSeconds: 40}`))
 
 	const want = "the agent of node lease-a may write only the Lease imp-system/imp-agent-lease-a, not imp-system/"
 	notMine(t, agent.Create(t.Context(), lease("imp-agent-lease-b")), want+"imp-agent-lease-b")
