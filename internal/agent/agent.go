@@ -139,9 +139,12 @@ func newManager(config *rest.Config, scheme *runtime.Scheme, log *slog.Logger, o
 		Scheme:  scheme,
 		Logger:  logger,
 		Metrics: metricsserver.Options{BindAddress: opts.MetricsAddress},
-		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
-			&v1alpha1.ImpVM{}: {Field: fields.OneTermEqualSelector("status.nodeName", opts.Node)},
-		}},
+		Cache: cache.Options{
+			DefaultTransform: cache.TransformStripManagedFields(), // nothing here reads who set which field
+			ByObject: map[client.Object]cache.ByObject{
+				&v1alpha1.ImpVM{}: {Field: fields.OneTermEqualSelector("status.nodeName", opts.Node)},
+			},
+		},
 		GracefulShutdownTimeout: ptr.To(5 * time.Second),
 	})
 }

@@ -100,6 +100,8 @@ func (h *heartbeat) note(kind string, err error) {
 // update writes the ImpNode if what the runtime says of itself has changed.
 func (h *heartbeat) update(ctx context.Context) {
 	a := h.agent
+	ctx, cancelAll := context.WithTimeout(ctx, leaseEvery) // a request that hangs must not keep the Lease from being renewed
+	defer cancelAll()
 	h.census(ctx)
 	if h.node == nil || a.clock.Since(h.readAt) >= nodeAgain {
 		if err := h.read(ctx); err != nil {
