@@ -9,6 +9,8 @@ export CGO_ENABLED ?= 0
 BIN := $(CURDIR)/bin
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo devel)
 LDFLAGS := -s -w -X imp.dev/imp/internal/version.version=$(VERSION)
+# gRPC's request tracing, which nobody serves here, keeps the linker from leaving out unused methods: 45 MB of agent instead of 35.
+TAGS := grpcnotrace
 PROGRAMS := imp-operator imp-agent imp-runtime imp-guest imp-dev
 TEST_TIMEOUT ?= 20m
 
@@ -23,7 +25,7 @@ deps: ## install what this machine lacks (Debian: apt-get; elsewhere: a list)
 
 build: ## all programs, static, into bin/
 	@mkdir -p $(BIN)
-	go build -ldflags '$(LDFLAGS)' -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS))
+	go build -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS))
 
 generate: ## deep copies, CRDs, protobuf code
 	hack/generate.sh
