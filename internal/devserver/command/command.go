@@ -146,12 +146,12 @@ func howTo(out io.Writer, server *devserver.Server, self string) {
 Imp is up. In another terminal:
 
   export KUBECONFIG=%s
-  export PATH=$PATH:%s:%s
+  export PATH=%s:%s:$PATH
   kubectl get nodes,impnode
   kubectl get impvm -A
 
 The registry is %s (imp-dev image push DIR %s/NAME:TAG; imp-dev image demo for examples/).
-`, server.Places.Kubeconfig(), filepath.Dir(server.ControlPlane.Kubectl), self, server.Registry, server.Registry)
+`, server.Places.Kubeconfig(), self, filepath.Dir(server.ControlPlane.Kubectl), server.Registry, server.Registry)
 	if server.PrivateRegistry != "" {
 		fmt.Fprintf(out, "The same images, but with a password: %s\n", server.PrivateRegistry)
 	}
@@ -160,7 +160,7 @@ The registry is %s (imp-dev image push DIR %s/NAME:TAG; imp-dev image demo for e
 		fmt.Fprintf(out, "  agent of %-15s  http://%s/metrics\n", node, server.Metrics(devserver.Agent, node))
 		fmt.Fprintf(out, "  runtime of %-13s  http://%s/metrics\n", node, server.Metrics(devserver.Runtime, node))
 	}
-	fmt.Fprintf(out, "Logs are in %s. Ctrl-C stops everything and removes the VMs.\n\n", server.Places.Logs())
+	fmt.Fprintf(out, "Logs are in %s. Ctrl-C stops everything and removes the VMs; logs and pushed images stay.\n\n", server.Places.Logs())
 }
 
 // wait runs until ctx ends, telling of programs that end, then stops the server.

@@ -2,6 +2,8 @@ package command
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"imp.dev/imp/api/v1alpha1"
@@ -20,6 +22,9 @@ func newConsole() *cobra.Command {
 		Short: "Print the serial console of a VM",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if dir == "" {
+				dir = serverDir(os.Getenv("KUBECONFIG"))
+			}
 			namespace, name, ok := strings.Cut(args[0], "/")
 			if !ok {
 				namespace, name = "default", args[0]
@@ -30,7 +35,7 @@ func newConsole() *cobra.Command {
 			}
 			cfg, err := clientcmd.BuildConfigFromFlags("", places.Kubeconfig())
 			if err != nil {
-				return fmt.Errorf("reading the kubeconfig (is imp-dev up with --dir %s?): %w", dir, err)
+				return fmt.Errorf("reading the kubeconfig in %s (give the --dir of imp-dev up, or the KUBECONFIG that it prints): %w", places.Dir, err)
 			}
 			c, err := devserver.NewClient(cfg)
 			if err != nil {
@@ -46,7 +51,15 @@ func newConsole() *cobra.Command {
 			return devserver.CopyConsole(cmd.Context(), places.RuntimeSocket(vm.Status.NodeName), string(vm.UID), follow, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", DefaultDir, "the --dir of imp-dev up")
+	cmd.Flags().StringVar(&dir, "dir", "", "the --dir of imp-dev up (default: where KUBECONFIG lies, else "+DefaultDir+")")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on as the console grows, until Ctrl-C")
 	return cmd
+}
+
+// serverDir is the server's folder: the one of the kubeconfig in use if a server wrote it.
+func serverDir(kubeconfig string) string {
+	if filepath.Base(kubeconfig) == "kubeconfig" && filepath.IsAbs(kubeconfig) {
+		return filepath.Dir(kubeconfig)
+	}
+	return DefaultDir
 }

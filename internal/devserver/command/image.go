@@ -2,6 +2,7 @@ package command
 
 import (
 	"fmt"
+	"strings"
 
 	"imp.dev/imp/examples"
 	"imp.dev/imp/internal/devserver/controlplane"
@@ -56,6 +57,9 @@ func newImagePush() *cobra.Command {
 		Example: "  imp-dev image push rootfs/ 127.0.0.1:5050/web:1 --entrypoint /bin/httpd --cmd -f",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if first, _, ok := strings.Cut(args[1], "/"); !ok || !strings.ContainsAny(first, ".:") && first != "localhost" {
+				return fmt.Errorf("reading NAME: %s names no registry; imp-dev's own is %s/%s", args[1], examples.Registry, args[1])
+			}
 			img, err := imagefile.Load(args[0], config)
 			if err != nil {
 				return err
