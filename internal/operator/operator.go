@@ -60,6 +60,9 @@ type Options struct {
 // Run is the operator until ctx ends, which gives nil. It returns an error as well when it was leader and no longer is: a new
 // process begins with nothing remembered.
 func Run(ctx context.Context, o Options) error {
+	// The API server's own fairness is the limit that counts: with client-go's 5 a second, events of a thousand VMs come minutes late.
+	o.Config = rest.CopyConfig(o.Config)
+	o.Config.QPS, o.Config.Burst = 200, 400
 	kube, err := kubernetes.NewForConfig(o.Config)
 	if err != nil {
 		return fmt.Errorf("making client: %w", err)
@@ -129,9 +132,7 @@ func newManager(o Options) (ctrl.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := rest.CopyConfig(o.Config)
-	cfg.QPS, cfg.Burst = 200, 400 // the API server's own fairness is the limit that counts
-	mgr, err := ctrl.NewManager(cfg, ctrl.Options{
+	mgr, err := ctrl.NewManager(o.Config, ctrl.Options{
 		Scheme:                 scheme,
 		Logger:                 logr.FromSlogHandler(o.Log.Handler()),
 		Cache:                  cacheOptions(),

@@ -57,7 +57,7 @@ func TestAVMWithoutAClassWaitsAndIsRepairedWithoutBeingRecreated(t *testing.T) {
 	r.beat(node)
 	r.reconcile("web")
 	r.expectCondition("web", v1alpha1.ConditionScheduled,
-		`False InvalidSpec: spec.classRef names ImpVMClass "`+r.name("small")+`", which does not exist`)
+		`False InvalidSpec: spec.classRef names ImpVMClass "`+r.name("small")+`", which does not exist: create it, or name another`)
 	r.class("small")
 	r.writes.take()
 	r.reconcile("web")
@@ -250,7 +250,7 @@ func TestAPersistentVMWhoseClassIsMissingGoesOnAndSaysSo(t *testing.T) {
 	r.expect("PATCH impvms/web/status")
 	r.expectEvents("web", "Normal Placed", "Warning InvalidSpec")
 	r.expectCondition("web", v1alpha1.ConditionScheduled, "True InvalidSpec: placed on "+node+
-		` with what its class said before; spec.classRef names ImpVMClass "`+r.name("typo")+`", which does not exist`)
+		` with what its class said before; spec.classRef names ImpVMClass "`+r.name("typo")+`", which does not exist: create it, or name another`)
 	r.expectCondition("web", v1alpha1.ConditionReady, "True Running: the guest is running and ready")
 
 	vm = r.get("web")

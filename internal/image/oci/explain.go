@@ -72,13 +72,11 @@ func (s *session) say(err error) string {
 			}
 			return fmt.Sprintf("registry %s refused %s: %d %s for repository %s%s", host, who, answer.StatusCode, http.StatusText(answer.StatusCode), repository, detail)
 		case http.StatusNotFound:
-			what := "no such image: " + repository
-			if id := s.ask.reference.Identifier(); s.ask.Digest == "" && id != "" {
-				what += " with " + id
-			} else if s.ask.Digest != "" {
-				what += " with " + s.ask.Digest
+			which := s.ask.Digest
+			if which == "" {
+				which = s.ask.reference.Identifier()
 			}
-			return fmt.Sprintf("registry %s has %s%s", host, what, detail)
+			return fmt.Sprintf("registry %s has no image %s of repository %s; push it and the VM goes on%s", host, which, repository, detail)
 		case http.StatusTooManyRequests:
 			return fmt.Sprintf("registry %s allows no more requests for now: 429 Too Many Requests%s", host, detail)
 		}

@@ -136,7 +136,7 @@ func TestEachFailureNamesItsCauseAndLeavesNothing(t *testing.T) {
 		reason    fault.Reason
 		want      []string
 	}{
-		"a wrong name":                  {reference: h.ref("nothing:v1"), want: []string{h.host(), "no such image", "nothing with v1"}},
+		"a wrong name":                  {reference: h.ref("nothing:v1"), want: []string{h.host(), "no image v1 of repository nothing"}},
 		"a reference that is none":      {reference: "UPPER/case:::", want: []string{"the reference is not one"}},
 		"no credentials":                {reference: h.ref("secret"), want: []string{h.host(), "401 Unauthorized", "without credentials", "secret"}},
 		"a registry that is down":       {reference: closed.ref("x"), want: []string{closed.host(), "cannot be reached", "connection refused"}},

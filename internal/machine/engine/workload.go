@@ -27,7 +27,7 @@ func argv(w machine.Workload, c image.Config) ([]string, error) {
 	}
 	words := slices.Concat(entrypoint, cmd)
 	if len(words) == 0 {
-		return nil, fault.Permanent(fault.Errorf(fault.InvalidSpec, "putting command together", "neither command nor args are set and the image names no command of its own"))
+		return nil, fault.Permanent(fault.Errorf(fault.InvalidSpec, "reading spec.command", "neither command nor args are set and the image names no command of its own"))
 	}
 	return words, nil
 }

@@ -29,7 +29,7 @@ func (r *Reconciler) resolveClass(ctx context.Context, p *pass) (bool, error) {
 		if !apierrors.IsNotFound(err) {
 			return true, fmt.Errorf("reading class: %w", err)
 		}
-		problem = fmt.Sprintf("spec.classRef names ImpVMClass %q, which does not exist", ref.Name)
+		problem = fmt.Sprintf("spec.classRef names ImpVMClass %q, which does not exist: create it, or name another", ref.Name)
 	}
 	switch {
 	case p.vm.Status.NodeName == "":
