@@ -2,6 +2,7 @@ package runtimed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -31,6 +32,7 @@ func newBuilder(o Options, instance string, log *slog.Logger) build.Builder {
 		log.Warn("no cgroups on this host: image builds have no memory limit", "error", err)
 		tree = nil
 	}
+	clearBuilds(tree, log)
 	var builds atomic.Int64
 	return build.Child(func(ctx context.Context, stdin io.Reader, stdout io.Writer, files []*os.File) error {
 		s := process.Sandbox{
@@ -46,13 +48,7 @@ func newBuilder(o Options, instance string, log *slog.Logger) build.Builder {
 			if err != nil {
 				return fmt.Errorf("making cgroup of image build: %w", err)
 			}
-			defer func() {
-				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-				defer cancel()
-				if err := group.Remove(ctx); err != nil {
-					log.Warn("cgroup of an image build stays", "error", err)
-				}
-			}()
+			defer clearBuild(context.WithoutCancel(ctx), group, log)
 			s.CgroupProcs = group.ProcsFiles()
 		}
 		r, err := process.RunSandboxed(ctx, s)
@@ -61,4 +57,33 @@ func newBuilder(o Options, instance string, log *slog.Logger) build.Builder {
 		}
 		return err
 	})
+}
+
+// clearTime bounds the end of what a build may have left running.
+const clearTime = 10 * time.Second
+
+// clearBuild ends whatever a build left running, before its base is published: it would still have the file open for writing.
+func clearBuild(ctx context.Context, group *cgroup.Group, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, clearTime)
+	defer cancel()
+	if err := errors.Join(group.Kill(ctx), group.Remove(ctx)); err != nil {
+		log.Warn("cgroup of an image build stays", "group", group.Name(), "error", err)
+	}
+}
+
+// clearBuilds removes what builds under way left when an earlier runtime was killed. The lock on the state directory says that no
+// other runtime of this instance builds.
+func clearBuilds(tree *cgroup.Tree, log *slog.Logger) {
+	if tree == nil {
+		return
+	}
+	names, err := tree.List()
+	if err != nil {
+		log.Warn("cgroups of image builds not listed", "error", err)
+	}
+	for _, name := range names {
+		if group, err := tree.Group(name); err == nil {
+			clearBuild(context.Background(), group, log)
+		}
+	}
 }
