@@ -259,6 +259,9 @@ func TestVMMHasNoPowersAndAUserOfItsOwn(t *testing.T) {
 				t.Errorf("no %q in\n%s", want, status)
 			}
 		}
+		if adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", i.PID())); err != nil || strings.TrimSpace(string(adj)) != "100" {
+			t.Errorf("oom_score_adj is %q (%v): a host short of memory is to end a VM before its own programs", adj, err)
+		}
 		for _, line := range strings.Split(string(status), "\n") {
 			if rest, ok := strings.CutPrefix(line, "Uid:"); ok {
 				users[strings.Fields(rest)[0]] = true

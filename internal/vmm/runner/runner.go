@@ -55,6 +55,10 @@ type handleData struct {
 
 const stage = "starting VMM"
 
+// oomScoreAdj of a VMM (proc(5)). Without it a VMM has the runtime's own, which on a node is that of what must not die: a host short of
+// memory would then end everything else first. A VM can be started again.
+const oomScoreAdj = 100
+
 // mark is the variable in a VMM's environment by which it is found without cgroups.
 func (r *Runner) mark(name string) string {
 	return "IMP_RUN=" + r.Instance + "/" + r.Driver + "/" + name
@@ -104,6 +108,7 @@ func (r *Runner) Launch(ctx context.Context, c vmm.Config, o process.Order, limi
 	defer log.Close()
 	o.Stdout, o.Stderr = log, log
 	o.Env = append(slices.Clone(o.Env), r.mark(c.Cgroup))
+	o.OOMScoreAdj = oomScoreAdj
 	data := handleData{ConsoleStart: size(c.ConsoleLog)}
 	if r.Cgroups != nil {
 		g, err := r.Cgroups.Create(c.Cgroup, limits)
