@@ -106,7 +106,8 @@ type Loaded[T any] struct {
 	Unreadable map[string]string
 }
 
-// Load reads every record, removes what interrupted writes left, and sets aside what it cannot read.
+// Load reads every record, removes what interrupted writes left, and sets aside what it cannot read. What was set aside earlier and
+// can be read now, by a program that was rolled back and forth, is a record again.
 func (s *Store[T]) Load() (Loaded[T], error) {
 	out := Loaded[T]{Records: map[string]T{}, Unreadable: map[string]string{}}
 	entries, err := os.ReadDir(s.dir)
@@ -121,9 +122,9 @@ func (s *Store[T]) Load() (Loaded[T], error) {
 				return out, fmt.Errorf("removing interrupted write: %w", err)
 			}
 		case strings.HasSuffix(name, aside):
-			id := strings.TrimSuffix(name, suffix+aside)
-			out.Unreadable[id] = "its record was set aside as " + filepath.Join(s.dir, name)
-			s.log.Error("record of VM is set aside, nothing of it is touched until the VM is removed", "vm", id, "file", filepath.Join(s.dir, name))
+			if err := s.loadAside(strings.TrimSuffix(name, suffix+aside), &out); err != nil {
+				return out, err
+			}
 		case strings.HasSuffix(name, suffix):
 			if err := s.load(strings.TrimSuffix(name, suffix), &out); err != nil {
 				return out, err
@@ -133,8 +134,28 @@ func (s *Store[T]) Load() (Loaded[T], error) {
 	return out, nil
 }
 
+// loadAside takes up a file that was set aside. Beside a record it says nothing: that one came after it, with the VM's removal.
+func (s *Store[T]) loadAside(id string, out *Loaded[T]) error {
+	from, to := s.path(id)+aside, s.path(id)
+	if _, err := os.Lstat(to); err == nil {
+		return nil
+	}
+	v, err := s.read(from, id)
+	if err != nil {
+		out.Unreadable[id] = "its record was set aside as " + from
+		s.log.Error("record of VM is set aside, nothing of it is touched until the VM is removed", "vm", id, "file", from, "error", err)
+		return nil
+	}
+	s.log.Warn("record of VM that was set aside can be read again", "vm", id, "file", from)
+	if err := os.Rename(from, to); err != nil {
+		return fmt.Errorf("taking up record set aside: %w", err)
+	}
+	out.Records[id] = v
+	return s.sync()
+}
+
 func (s *Store[T]) load(id string, out *Loaded[T]) error {
-	v, err := s.read(id)
+	v, err := s.read(s.path(id), id)
 	if err == nil {
 		out.Records[id] = v
 		return nil
@@ -148,9 +169,9 @@ func (s *Store[T]) load(id string, out *Loaded[T]) error {
 	return s.sync()
 }
 
-func (s *Store[T]) read(id string) (T, error) {
+func (s *Store[T]) read(path, id string) (T, error) {
 	var v T
-	data, err := os.ReadFile(s.path(id))
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return v, fmt.Errorf("reading record: %w", err)
 	}

@@ -120,3 +120,43 @@ func TestAnInterruptedWriteLeavesTheOldRecordAndNoLitter(t *testing.T) {
 		t.Fatalf("interrupted write is still there: %v", err)
 	}
 }
+
+func TestARecordOfANewerProgramIsTakenUpAgainAfterTheRollback(t *testing.T) {
+	dir, log := t.TempDir(), &bytes.Buffer{}
+	newer := open(t, dir, 2, log)
+	if err := newer.Save("vm-1", vm{"new"}); err != nil {
+		t.Fatal(err)
+	}
+	_ = newer.Close()
+	older := open(t, dir, 1, log)
+	if got, err := older.Load(); err != nil || got.Unreadable["vm-1"] == "" || len(got.Records) != 0 {
+		t.Fatalf("the older program got %+v, %v", got, err)
+	}
+	_ = older.Close()
+	again := open(t, dir, 2, log)
+	for _, when := range []string{"first", "second"} {
+		if got, err := again.Load(); err != nil || got.Records["vm-1"].Name != "new" || len(got.Unreadable) != 0 {
+			t.Fatalf("%s load of the newer program: %+v, %v", when, got, err)
+		}
+	}
+}
+
+func TestAFileSetAsideDoesNotCountBesideARecordThatCameAfterIt(t *testing.T) {
+	dir, log := t.TempDir(), &bytes.Buffer{}
+	s := open(t, dir, 1, log)
+	if err := os.WriteFile(filepath.Join(dir, "records", "vm-1.json.aside"), []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Save("vm-1", vm{"to be removed"}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Load(); err != nil || got.Records["vm-1"].Name != "to be removed" || len(got.Unreadable) != 0 {
+		t.Fatalf("got %+v, %v", got, err)
+	}
+	if err := s.Forget("vm-1"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Load(); err != nil || len(got.Records)+len(got.Unreadable) != 0 {
+		t.Fatalf("after it was forgotten: %+v, %v", got, err)
+	}
+}
