@@ -137,6 +137,34 @@ func TestAbsence(t *testing.T) {
 	})
 }
 
+func TestSuspiciousList(t *testing.T) {
+	t.Run("that most of a node's VMs are absent at once is told on the ImpNode, and none is touched", func(t *testing.T) {
+		w := newWorld(t)
+		w.start()
+		for _, name := range []string{"one", "two", "three"} {
+			w.vanish(w.running(name))
+		}
+		w.await("all absences are in the log", func() bool {
+			return strings.Count(w.log.String(), "VM goes on without an object") == 3
+		})
+		w.runtime.leave() // a new connection has the node looked at now and not at the next beat
+		w.runtime.comeBack()
+		w.await("the event about the ImpNode", func() bool {
+			list := &corev1.EventList{}
+			if err := w.admin.List(t.Context(), list, client.InNamespace(corev1.NamespaceDefault)); err != nil {
+				return false
+			}
+			return slices.ContainsFunc(list.Items, func(e corev1.Event) bool {
+				return e.Reason == "SuspiciousList" && e.InvolvedObject.Kind == "ImpNode" && e.InvolvedObject.Name == w.node &&
+					e.Type == corev1.EventTypeWarning && !e.LastTimestamp.IsZero()
+			})
+		})
+		if got := w.runtime.removals(); len(got) != 0 {
+			t.Errorf("removals %v", got)
+		}
+	})
+}
+
 func TestRestarts(t *testing.T) {
 	t.Run("an agent that starts again touches nothing on the node and writes nothing", func(t *testing.T) {
 		w := newWorld(t)

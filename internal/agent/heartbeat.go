@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -16,6 +17,7 @@ import (
 
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/condition"
+	"imp.dev/imp/internal/event"
 	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/version"
@@ -102,12 +104,14 @@ func (h *heartbeat) update(ctx context.Context) {
 	a := h.agent
 	ctx, cancelAll := context.WithTimeout(ctx, leaseEvery) // a request that hangs must not keep the Lease from being renewed
 	defer cancelAll()
-	h.census(ctx)
+	var err error
 	if h.node == nil || a.clock.Since(h.readAt) >= nodeAgain {
-		if err := h.read(ctx); err != nil {
-			a.log.Warn("impnode not read", "node", a.opts.Node, "error", err)
-			return
-		}
+		err = h.read(ctx)
+	}
+	h.census(ctx)
+	if err != nil {
+		a.log.Warn("impnode not read", "node", a.opts.Node, "error", err)
+		return
 	}
 	infoCtx, cancel := context.WithTimeout(ctx, infoTimeout)
 	info, err := a.service.Info(infoCtx)
@@ -239,9 +243,22 @@ func (h *heartbeat) census(ctx context.Context) {
 		h.suspicious = now
 		if now {
 			a.log.Error("most VMs of this node are absent from the API server at once; none is touched",
-				"node", a.opts.Node, "reason", "SuspiciousList", "vms", known, "absent", absent)
+				"node", a.opts.Node, "reason", reasonSuspicious, "vms", known, "absent", absent)
+			h.tellSuspicious(known, absent)
 		} else {
 			a.log.Info("the list of VMs is plausible again", "node", a.opts.Node)
 		}
 	}
+}
+
+// reasonSuspicious is of the event and of the log line.
+const reasonSuspicious = "SuspiciousList"
+
+// tellSuspicious makes an event of it where an administrator looks: what a list lacks has no object to tell it on.
+func (h *heartbeat) tellSuspicious(known, absent int) {
+	if h.node == nil || h.node.UID == "" {
+		return // the log and the metric have it
+	}
+	h.agent.events.Record(event.Node(h.node, corev1.EventTypeWarning, reasonSuspicious,
+		fmt.Sprintf("the API server has no object for %d of the %d VMs here; none is touched", absent, known)))
 }
