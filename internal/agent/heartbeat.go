@@ -40,6 +40,8 @@ type heartbeat struct {
 	node       *v1alpha1.ImpNode
 	readAt     time.Time
 	suspicious bool
+	// deafSince is when the runtime left a question unanswered first; zero while it answers.
+	deafSince time.Time
 }
 
 func newHeartbeat(a *Agent) *heartbeat { return &heartbeat{agent: a, wake: make(chan struct{}, 1)} }
@@ -120,8 +122,18 @@ func (h *heartbeat) update(ctx context.Context) {
 		return
 	}
 	now := a.clock.Now()
-	if err != nil {
-		if epoch, away := a.view.connection(now); epoch != 0 || away < silence {
+	if err == nil {
+		h.deafSince = time.Time{}
+	} else {
+		if h.deafSince.IsZero() {
+			h.deafSince = now
+		}
+		// A stream that is still open proves nothing: a runtime that hangs keeps it.
+		epoch, away := a.view.connection(now)
+		if epoch != 0 {
+			away = now.Sub(h.deafSince)
+		}
+		if away < silence {
 			return // it may be about to come back; a restart of the runtime is no news
 		}
 	}

@@ -101,6 +101,8 @@ func (a *Agent) reconcileAbsent(ctx context.Context, st machine.Status) time.Dur
 	switch what {
 	case fateRemove:
 		log.Info("removing a stale VM", "why", why, "assignment", st.Assignment)
+		ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+		defer cancel()
 		if _, err := a.service.Remove(ctx, machine.Ref{ID: st.ID, Assignment: st.Assignment}, translate.Grace(live)); err != nil {
 			log.Warn("stale VM not removed", "error", err)
 		}
@@ -225,9 +227,14 @@ func (a *Agent) specKnown(vm *v1alpha1.ImpVM, st *machine.Status, m *memory, epo
 	return left > 0, max(left, 0)
 }
 
+// orderTimeout bounds an order to the runtime, which answers at once and works behind: one that hangs must not hold a worker.
+const orderTimeout = 10 * time.Second
+
 // remove orders the removal and puts its outcome into o.
 func (a *Agent) remove(ctx context.Context, vm *v1alpha1.ImpVM, m *memory, o *translate.Observation) time.Duration {
 	ref := machine.Ref{ID: string(vm.UID), Assignment: vm.Status.Assignment}
+	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+	defer cancel()
 	st, err := a.service.Remove(ctx, ref, translate.Grace(vm))
 	if err != nil {
 		a.logVM(vm).Warn("removal not ordered", "step", "remove", "error", err)
@@ -267,6 +274,8 @@ func (a *Agent) order(
 		o.Problem = fault.Of(err)
 		return m.backoff(), true
 	}
+	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
+	defer cancel()
 	st, err := a.service.Ensure(ctx, spec)
 	f := fault.Of(err)
 	switch {

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -324,6 +326,28 @@ func TestKillingEverythingDuringTwentyCreatesAndDeletesLeavesNothing(t *testing.
 	// And the cluster still works.
 	after := c.create(t, c.vm(ns, "after", scripted(exits(0))))
 	c.await(t, after, soon, "finished", finished)
+}
+
+func TestARuntimeThatHangsIsToldOnItsNode(t *testing.T) {
+	c := own(t, devserver.Options{Nodes: 1, VMM: "fake"})
+	ns := c.namespace(t)
+	vm := c.create(t, c.vm(ns, "vm", grace(0), scripted(vmmfake.Script{})))
+	c.await(t, vm, soon, "Ready", ready)
+	pid := c.server.PID(devserver.Runtime, "node-1")
+	must(t, syscall.Kill(pid, syscall.SIGSTOP))
+	resume := func() { _ = syscall.Kill(pid, syscall.SIGCONT) }
+	t.Cleanup(resume)
+	node := &v1alpha1.ImpNode{}
+	if !eventually(t.Context(), time.Minute, func() bool {
+		must(t, c.client.Get(t.Context(), client.ObjectKey{Name: "node-1"}, node))
+		return meta.IsStatusConditionFalse(node.Status.Conditions, v1alpha1.ConditionRuntimeReady)
+	}) {
+		t.Fatalf("a runtime that does not answer is said to be usable: %+v", node.Status.Conditions)
+	}
+	must(t, c.client.Delete(t.Context(), vm))
+	resume()
+	c.awaitGone(t, vm, time.Minute)
+	c.nothingLeft(t, vm)
 }
 
 func TestANameIsFreeForASuccessorAtOnce(t *testing.T) {

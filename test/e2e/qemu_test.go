@@ -326,3 +326,14 @@ func TestAMissingVMMOrKernelIsToldAndMended(t *testing.T) {
 		t.Errorf("it did not run once the binary was there: %s", describe(now))
 	}
 }
+
+func TestAGuestThatHaltsIsNotSaidToBeReady(t *testing.T) {
+	c := shared(t, "qemu")
+	ns := c.namespace(t)
+	vm := c.create(t, c.vm(ns, "halted", shell("sleep 1; halt -f; sleep 600"), grace(1)))
+	c.await(t, vm, booting, "started", running)
+	c.await(t, vm, booting, "silent", reason(v1alpha1.ReasonGuestSilent))
+	must(t, c.client.Delete(t.Context(), vm))
+	c.awaitGone(t, vm, soon)
+	c.nothingLeft(t, vm)
+}

@@ -251,15 +251,23 @@ func (w *worker) doFailStart(ctx context.Context, step plan.Step) error {
 	message := step.Why
 	if over {
 		b := w.recordNow().Boot
-		if ev, err := w.engine.config.Driver.Evidence(ctx, w.machineConfig(b), *b.Handle); err == nil && ev.Cause != vmm.CauseUnknown {
-			message += fmt.Sprintf(" (%s", ev.Cause)
-			if ev.Detail != "" {
-				message += ": " + ev.Detail
-			}
-			message += ")"
+		if ev, err := w.engine.config.Driver.Evidence(ctx, w.machineConfig(b), *b.Handle); err == nil {
+			message += " (" + endInWords(ev) + ")"
 		}
 	}
 	return w.failStart(message, !over)
+}
+
+// endInWords tells how a machine ended before its workload was started. No evidence at all means that its VMM was killed.
+func endInWords(ev vmm.Evidence) string {
+	words := string(ev.Cause)
+	if ev.Cause == vmm.CauseUnknown {
+		words = "its VMM was killed and left no word"
+	}
+	if ev.Detail != "" {
+		words += ": " + ev.Detail
+	}
+	return words
 }
 
 // failStart writes down why the boot came to nothing, with the guest's last words.

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -25,6 +26,8 @@ const (
 	overPatience = 2 * time.Second
 	// eagerProbe is the pace until a guest was ready for the first time.
 	eagerProbe = time.Second
+	// silentAfter questions in a row without an answer a guest is silent.
+	silentAfter = 3
 )
 
 // session is the living side of one run: the VMM, the guest's client, and the goroutines that listen to both.
@@ -138,7 +141,16 @@ func (s *session) probeLoop() {
 		p := w.recordNow().Spec.Probe
 		period := 10 * time.Second
 		if p == nil {
-			w.probed(true, "", "")
+			// A guest that has halted or hangs keeps its VMM: without a probe it is asked whether it is there at all.
+			if ready && !s.answers(period) && s.life.Err() == nil {
+				failures++
+			} else {
+				failures, ready = 0, true
+				w.probed(true, "", "")
+			}
+			if failures >= silentAfter {
+				w.probed(false, machine.ReasonGuestSilent, fmt.Sprintf("the guest has not answered %d times in a row, each within %s", failures, period))
+			}
 		} else {
 			ok, reason, message := s.probe(*p)
 			period = p.Period
@@ -165,18 +177,31 @@ func (s *session) probeLoop() {
 	}
 }
 
-func (s *session) probe(p machine.Probe) (ok bool, reason fault.Reason, message string) {
+// within gives a context of the session that ends after d by the engine's clock.
+func (s *session) within(d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(s.life)
-	defer cancel()
-	t := s.worker.engine.clock.NewTimer(p.Timeout + p.Period)
-	defer t.Stop()
+	t := s.worker.engine.clock.NewTimer(d)
 	go func() {
+		defer t.Stop()
 		select {
 		case <-t.C():
 			cancel()
 		case <-ctx.Done():
 		}
 	}()
+	return ctx, cancel
+}
+
+func (s *session) answers(within time.Duration) bool {
+	ctx, cancel := s.within(within)
+	defer cancel()
+	_, err := s.client.Hello(ctx)
+	return err == nil
+}
+
+func (s *session) probe(p machine.Probe) (ok bool, reason fault.Reason, message string) {
+	ctx, cancel := s.within(p.Timeout + p.Period)
+	defer cancel()
 	r, err := s.client.Probe(ctx, guestv1.Probe{Port: p.Port, Path: p.Path, TimeoutMillis: p.Timeout.Milliseconds()})
 	switch {
 	case err != nil:

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -98,9 +99,15 @@ func hostname(name string) string {
 	return strings.TrimRight(name, ".-")
 }
 
-// dataPaths are the image's volumes and the user's paths, each once.
+// dataPaths are the image's volumes and the user's paths, each once. A volume is the image author's word: a relative one is meant from
+// the root, and the root itself is no volume.
 func dataPaths(b *plan.Boot) []string {
-	all := slices.Concat(b.Image.Config.Volumes, b.Spec.Workload.DataPaths)
+	all := slices.Clone(b.Spec.Workload.DataPaths)
+	for _, volume := range b.Image.Config.Volumes {
+		if clean := path.Join("/", volume); clean != "/" {
+			all = append(all, clean)
+		}
+	}
 	slices.Sort(all)
 	return slices.Compact(all)
 }

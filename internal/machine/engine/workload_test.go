@@ -53,7 +53,7 @@ func TestStartAndConfigureCarryBytesAsTheyAre(t *testing.T) {
 			DataPaths: []string{"/data", "/more"},
 		}},
 		Image: plan.Image{Config: image.Config{
-			Entrypoint: []string{"/e"}, Env: []string{"A=1", "B=1"}, User: "app:www", WorkingDir: "/srv", StopSignal: "SIGINT", Volumes: []string{"/data", "/cache"},
+			Entrypoint: []string{"/e"}, Env: []string{"A=1", "B=1"}, User: "app:www", WorkingDir: "/srv", StopSignal: "SIGINT", Volumes: []string{"/data", "cache/", "/../", "."},
 		}},
 	}
 	s, err := start(b)
