@@ -13,6 +13,24 @@ dpkg-deb             dpkg
 setfattr             attr
 '
 export PATH="$PATH:/usr/sbin:/sbin"
+
+as_root() {
+  if [[ $(id -u) == 0 ]]; then
+    "$@"
+  elif command -v sudo >/dev/null; then
+    sudo "$@"
+  else
+    echo "run as root: $*" >&2
+    return 1
+  fi
+}
+
+# The guests' kernel and the demo's busybox are downloaded by apt-get, which needs its lists.
+if command -v apt-cache >/dev/null 2>&1 && ! apt-cache show linux-image-cloud-amd64 >/dev/null 2>&1; then
+  echo "apt has no package lists: apt-get update"
+  as_root apt-get update -qq
+fi
+
 missing=()
 while read -r program package; do
   [[ -z $program ]] && continue
@@ -27,10 +45,5 @@ if ! command -v apt-get >/dev/null 2>&1; then
   awk 'NF {printf "  %-20s (Debian package %s)\n", $1, $2}' <<<"$needs" >&2
   exit 1
 fi
-sudo=""
-if [[ $(id -u) != 0 ]]; then
-  command -v sudo >/dev/null || { echo "run as root: apt-get install ${missing[*]}" >&2; exit 1; }
-  sudo="sudo"
-fi
-$sudo apt-get update -qq
-DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+as_root apt-get update -qq
+as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
