@@ -1,6 +1,6 @@
 module imp.dev/imp
 
-go 1.26.8
+go 1.26.0
 
 require (
 	github.com/distribution/reference v0.6.0

@@ -2,15 +2,18 @@
 # Installs what building, testing and running Imp need beyond Go: shown first, and only what is missing.
 set -euo pipefail
 
-# program            Debian package
+# program            Debian packages
 needs='
 qemu-system-x86_64   qemu-system-x86
 mke2fs               e2fsprogs
 e2fsck               e2fsprogs
 protoc               protobuf-compiler
+gcc                  gcc libc6-dev
 git                  git
 dpkg-deb             dpkg
-setfattr             attr
+xz                   xz-utils
+bzip2                bzip2
+pgrep                procps
 '
 export PATH="$PATH:/usr/sbin:/sbin"
 
@@ -32,9 +35,11 @@ if command -v apt-cache >/dev/null 2>&1 && ! apt-cache show linux-image-cloud-am
 fi
 
 missing=()
-while read -r program package; do
+while read -r program packages; do
   [[ -z $program ]] && continue
-  command -v "$program" >/dev/null 2>&1 || missing+=("$package")
+  # Split on purpose: some programs need two packages (the race detector a compiler and its headers).
+  # shellcheck disable=SC2206
+  command -v "$program" >/dev/null 2>&1 || missing+=($packages)
 done <<<"$needs"
 ((${#missing[@]})) || exit 0
 
@@ -42,7 +47,7 @@ mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
 echo "missing packages: ${missing[*]}"
 if ! command -v apt-get >/dev/null 2>&1; then
   echo "This is not a Debian system. Install the programs these packages bring, then try again:" >&2
-  awk 'NF {printf "  %-20s (Debian package %s)\n", $1, $2}' <<<"$needs" >&2
+  awk 'NF {program = $1; $1 = ""; printf "  %-20s (Debian:%s)\n", program, $0}' <<<"$needs" >&2
   exit 1
 fi
 as_root apt-get update -qq

@@ -1,7 +1,7 @@
 // Tools that generate code, pinned in their own module so that the product's own dependencies stay free of them.
 module imp.dev/imp/hack/tools
 
-go 1.26.8
+go 1.26.0
 
 tool (
 	google.golang.org/grpc/cmd/protoc-gen-go-grpc

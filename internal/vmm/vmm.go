@@ -39,7 +39,7 @@ type NIC struct {
 }
 
 // Config of one run. Dir belongs to this run alone, exists, is empty, and outlives the VMM; ConsoleLog is appended to across
-// runs. The caller owns both and removes them.
+// runs and kept short by the driver while it has the run (internal/console). The caller owns both and removes them.
 type Config struct {
 	// VMID is the VM's UID, Run the number of this run in it; together they name the host's resources.
 	VMID string

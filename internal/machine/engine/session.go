@@ -9,7 +9,6 @@ import (
 	"time"
 
 	guestv1 "imp.dev/imp/api/guest/v1"
-	"imp.dev/imp/internal/console"
 	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/guest"
 	"imp.dev/imp/internal/machine"
@@ -18,8 +17,6 @@ import (
 )
 
 const (
-	// trimPeriod is how often a console is kept short. A serial port carries about 1 MB/s.
-	trimPeriod = 10 * time.Second
 	// lastWords is how long a report that is on its way is waited for once the machine has ended.
 	lastWords = time.Second
 	// overPatience is how long a guest that says it is gone may be ahead of its machine.
@@ -63,7 +60,6 @@ func (w *worker) openSession(ctx context.Context, instance vmm.Instance) {
 		case <-s.life.Done():
 		}
 	})
-	s.listen(func() { console.Keep(s.life, w.engine.clock, trimPeriod, w.log, w.engine.paths.console(w.id)) })
 }
 
 func (s *session) listen(f func()) {
