@@ -7,7 +7,7 @@ needs='
 qemu-system-x86_64   qemu-system-x86
 mke2fs               e2fsprogs
 e2fsck               e2fsprogs
-protoc               protobuf-compiler
+protoc               protobuf-compiler libprotobuf-dev
 gcc                  gcc libc6-dev
 git                  git
 dpkg-deb             dpkg
