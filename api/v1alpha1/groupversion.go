@@ -17,7 +17,8 @@ var GroupVersion = schema.GroupVersion{Group: "imp.dev", Version: "v1alpha1"}
 // AddToScheme registers the types.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
-		&ImpVM{}, &ImpVMList{}, &ImpVMClass{}, &ImpVMClassList{}, &ImpNode{}, &ImpNodeList{})
+		&ImpVM{}, &ImpVMList{}, &ImpVMClass{}, &ImpVMClassList{}, &ImpNode{}, &ImpNodeList{},
+		&ImpNetwork{}, &ImpNetworkList{}, &ImpAddress{}, &ImpAddressList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }

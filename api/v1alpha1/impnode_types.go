@@ -26,12 +26,32 @@ type NodeCapabilities struct {
 	OverheadMiB int64 `json:"overheadMiB"`
 }
 
+// NodeNetwork is the node's part in the overlay.
+type NodeNetwork struct {
+	// Address other nodes send guests' frames to (VTEP); "" where the node has none and takes no VM with a network.
+	// +optional
+	Address string `json:"address,omitempty"`
+	// Addresses are all addresses of the node's interfaces but loopback and link-local ones. Guests may not reach them.
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=set
+	// +optional
+	Addresses []string `json:"addresses,omitempty"`
+	// MTU of the interface with Address.
+	// +optional
+	MTU int32 `json:"mtu,omitempty"`
+	// Port is the overlay's UDP port.
+	// +optional
+	Port int32 `json:"port,omitempty"`
+}
+
 // ImpNodeStatus is written by the node's agent.
 type ImpNodeStatus struct {
 	// +optional
 	Budget Budget `json:"budget,omitempty"`
 	// +optional
 	Capabilities NodeCapabilities `json:"capabilities,omitempty"`
+	// +optional
+	Network NodeNetwork `json:"network,omitempty"`
 	// BootID of the host: a change proves that nothing of before is running.
 	// +optional
 	BootID string `json:"bootID,omitempty"`
@@ -39,15 +59,19 @@ type ImpNodeStatus struct {
 	AgentVersion string `json:"agentVersion,omitempty"`
 	// +optional
 	RuntimeVersion string `json:"runtimeVersion,omitempty"`
-	// Conditions: RuntimeReady says whether VMs can be started here, and why not.
+	// Conditions: RuntimeReady says whether VMs can be started here, and why not; ForwardBlocked that somebody else's firewall
+	// drops what guests send through the node.
 	// +listType=map
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// ConditionRuntimeReady of an ImpNode.
-const ConditionRuntimeReady = "RuntimeReady"
+// Conditions of an ImpNode.
+const (
+	ConditionRuntimeReady   = "RuntimeReady"
+	ConditionForwardBlocked = "ForwardBlocked"
+)
 
 // Reasons of the condition RuntimeReady.
 const (

@@ -3,6 +3,7 @@ package v1alpha1
 import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Lifecycle says what the end of a workload means.
@@ -19,6 +20,13 @@ const (
 type ClassReference struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="!format.dns1123Subdomain().validate(self).hasValue()",message="must be the name of an ImpVMClass: lower-case letters, digits, '-' and '.'"
+	Name string `json:"name"`
+}
+
+// NetworkReference names an ImpNetwork.
+type NetworkReference struct {
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="!format.dns1123Subdomain().validate(self).hasValue()",message="must be the name of an ImpNetwork in the VM's namespace: lower-case letters, digits, '-' and '.'"
 	Name string `json:"name"`
 }
 
@@ -55,6 +63,9 @@ type EnvVar struct {
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector))",fieldPath=.nodeSelector,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations))",fieldPath=.tolerations,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.activeDeadlineSeconds) == has(oldSelf.activeDeadlineSeconds) && (!has(self.activeDeadlineSeconds) || self.activeDeadlineSeconds == oldSelf.activeDeadlineSeconds))",fieldPath=.activeDeadlineSeconds,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule="has(self.networkRef) == has(oldSelf.networkRef) && (!has(self.networkRef) || self.networkRef.name == oldSelf.networkRef.name)",fieldPath=.networkRef,message="cannot be changed: the VM's address belongs to its network; delete the ImpVM and create it anew"
+// +kubebuilder:validation:XValidation:rule="has(self.address) == has(oldSelf.address) && (!has(self.address) || self.address == oldSelf.address)",fieldPath=.address,message="cannot be changed; delete the ImpVM and create it anew"
+// +kubebuilder:validation:XValidation:rule="!has(self.address) || self.address == '' || has(self.networkRef)",fieldPath=.address,message="is an address of a network: set networkRef too, or leave it out"
 type ImpVMSpec struct {
 	// ClassRef names the ImpVMClass that gives the size. Without one, or while it does not exist, the VM waits with reason InvalidSpec.
 	// +optional
@@ -108,6 +119,14 @@ type ImpVMSpec struct {
 	// +listType=set
 	// +optional
 	DataPaths []string `json:"dataPaths,omitempty"`
+	// NetworkRef names an ImpNetwork of the VM's namespace. A VM without one has a loopback interface only.
+	// +optional
+	NetworkRef *NetworkReference `json:"networkRef,omitempty"`
+	// Address of the VM in its network. Without one it is given a free one, and keeps it as long as it exists and has not finished.
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="self == '' || (isIP(self) && ip(self).family() == 4)",message="must be an IPv4 address, like 10.44.0.10"
+	// +optional
+	Address string `json:"address,omitempty"`
 	// Lifecycle: ephemeral runs the workload at most once; persistent restarts it by policy.
 	// +kubebuilder:default=ephemeral
 	// +optional
@@ -178,6 +197,18 @@ type Resources struct {
 	// ReadinessProbe follows the class at once; the sizes do not.
 	// +optional
 	ReadinessProbe *ReadinessProbe `json:"readinessProbe,omitempty"`
+}
+
+// VMAddress is one address of a VM and what belongs to it.
+type VMAddress struct {
+	// Address in dotted form; Prefix is the length of its network's subnet.
+	Address string `json:"address"`
+	Prefix  int32  `json:"prefix"`
+	// MAC of the interface.
+	MAC string `json:"mac"`
+	// Network is the ImpNetwork's name, NetworkUID its UID.
+	Network    string    `json:"network"`
+	NetworkUID types.UID `json:"networkUID"`
 }
 
 // Release is the operator's order to give a VM up: stop it, remove everything of it, and say so in releasedAssignment.
@@ -253,6 +284,14 @@ type ImpVMStatus struct {
 	// Resources the VM was placed with. Written by imp-place.
 	// +optional
 	Resources *Resources `json:"resources,omitempty"`
+	// IP is the first of Addresses. Written by imp-place, as Addresses: with the first placement, and taken away when the VM has
+	// finished and its address is free again.
+	// +optional
+	IP string `json:"ip,omitempty"`
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=atomic
+	// +optional
+	Addresses []VMAddress `json:"addresses,omitempty"`
 
 	// ReportedAssignment is the assignment that the agent's part of this status speaks of. Written by imp-agent, as all below.
 	// +optional
@@ -310,6 +349,7 @@ type ImpVMStatus struct {
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.nodeName`
+// +kubebuilder:printcolumn:name="IP",type=string,JSONPath=`.status.ip`
 // +kubebuilder:printcolumn:name="Restarts",type=integer,JSONPath=`.status.restartCount`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`

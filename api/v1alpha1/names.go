@@ -8,6 +8,13 @@ const (
 	LabelEnabled = "imp/enabled"
 	// Finalizer keeps an ImpVM until its node has said that nothing of it is left.
 	Finalizer = "imp.dev/node"
+	// NetworkFinalizer keeps an ImpNetwork until no VM uses it.
+	NetworkFinalizer = "imp.dev/network"
+	// VNILeasePrefix + number is the claim of a VNI, a Lease in SystemNamespace held by an ImpNetwork's UID.
+	VNILeasePrefix = "imp-vni-"
+	// ClusterRangesName of the ConfigMap in SystemNamespace in which the operator tells agents what guests may not reach:
+	// see package internal/clusterranges.
+	ClusterRangesName = "imp-cluster-ranges"
 	// LeasePrefix + node name is the agent's heartbeat in SystemNamespace, renewed every 10 s, stale after 40 s.
 	LeasePrefix = "imp-agent-"
 	// AnnotationFakeScript drives the fake driver in tests: JSON of its Script.
@@ -15,6 +22,7 @@ const (
 
 	// Field managers. One manager is one writer; each apply holds the complete set its manager owns.
 	ManagerPlace     = "imp-place"
+	ManagerNetwork   = "imp-network"
 	ManagerReachable = "imp-reachable"
 	ManagerAgent     = "imp-agent"
 )

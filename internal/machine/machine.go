@@ -263,6 +263,8 @@ type Info struct {
 	// OverheadMiB a VM's VMM takes beside its guest's memory.
 	OverheadMiB int64
 	ImageCache  image.Usage
+	// Network is the node's place in networks.
+	Network network.Host
 }
 
 // Service looks after the VMs of one node.
@@ -282,6 +284,13 @@ type Service interface {
 	// Watch calls each with the present state of every VM, then one Synced, then with the full state at each change (several
 	// changes in a row may come as one), until ctx ends or each fails. It returns why.
 	Watch(ctx context.Context, each func(Update) error) error
+	// SetNetwork makes a network known that VMs' interfaces name, or changes it; it is durable, and guests feel it at once. It fails
+	// with InvalidSpec when ValidateNetwork does, else with NetworkSetupFailed.
+	SetNetwork(ctx context.Context, spec network.Spec) error
+	// ForgetNetwork undoes it. It fails while a VM is attached; a network that is not known is success.
+	ForgetNetwork(ctx context.Context, id string) error
+	// Networks lists the networks that are known, ordered by ID.
+	Networks(ctx context.Context) ([]network.Status, error)
 	// Console reads at most max bytes of the serial console from offset on; an empty Data with Size equal to offset is the end so far.
 	// A negative offset counts from the end.
 	Console(ctx context.Context, id string, offset int64, max int) (ConsoleChunk, error)

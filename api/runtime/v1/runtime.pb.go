@@ -83,6 +83,7 @@ type InfoResponse struct {
 	BudgetDiskGib   int64                  `protobuf:"varint,15,opt,name=budget_disk_gib,json=budgetDiskGib,proto3" json:"budget_disk_gib,omitempty"`
 	OverheadMib     int64                  `protobuf:"varint,16,opt,name=overhead_mib,json=overheadMib,proto3" json:"overhead_mib,omitempty"`
 	ImageCache      *ImageCache            `protobuf:"bytes,17,opt,name=image_cache,json=imageCache,proto3" json:"image_cache,omitempty"`
+	Network         *NetworkHost           `protobuf:"bytes,18,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -236,6 +237,573 @@ func (x *InfoResponse) GetImageCache() *ImageCache {
 	return nil
 }
 
+func (x *InfoResponse) GetNetwork() *NetworkHost {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+type NetworkHost struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Vtep           string                 `protobuf:"bytes,1,opt,name=vtep,proto3" json:"vtep,omitempty"`
+	Mtu            int64                  `protobuf:"varint,2,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	Port           int64                  `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	Addresses      []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	ForwardBlocked string                 `protobuf:"bytes,5,opt,name=forward_blocked,json=forwardBlocked,proto3" json:"forward_blocked,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *NetworkHost) Reset() {
+	*x = NetworkHost{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkHost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkHost) ProtoMessage() {}
+
+func (x *NetworkHost) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkHost.ProtoReflect.Descriptor instead.
+func (*NetworkHost) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *NetworkHost) GetVtep() string {
+	if x != nil {
+		return x.Vtep
+	}
+	return ""
+}
+
+func (x *NetworkHost) GetMtu() int64 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *NetworkHost) GetPort() int64 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *NetworkHost) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *NetworkHost) GetForwardBlocked() string {
+	if x != nil {
+		return x.ForwardBlocked
+	}
+	return ""
+}
+
+type SetNetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Network       *Network               `protobuf:"bytes,1,opt,name=network,proto3" json:"network,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNetworkRequest) Reset() {
+	*x = SetNetworkRequest{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNetworkRequest) ProtoMessage() {}
+
+func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
+func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *SetNetworkRequest) GetNetwork() *Network {
+	if x != nil {
+		return x.Network
+	}
+	return nil
+}
+
+type SetNetworkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNetworkResponse) Reset() {
+	*x = SetNetworkResponse{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNetworkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNetworkResponse) ProtoMessage() {}
+
+func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
+func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{4}
+}
+
+type ForgetNetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetNetworkRequest) Reset() {
+	*x = ForgetNetworkRequest{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetNetworkRequest) ProtoMessage() {}
+
+func (x *ForgetNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetNetworkRequest.ProtoReflect.Descriptor instead.
+func (*ForgetNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ForgetNetworkRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type ForgetNetworkResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetNetworkResponse) Reset() {
+	*x = ForgetNetworkResponse{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetNetworkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetNetworkResponse) ProtoMessage() {}
+
+func (x *ForgetNetworkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetNetworkResponse.ProtoReflect.Descriptor instead.
+func (*ForgetNetworkResponse) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{6}
+}
+
+type NetworksRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworksRequest) Reset() {
+	*x = NetworksRequest{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworksRequest) ProtoMessage() {}
+
+func (x *NetworksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworksRequest.ProtoReflect.Descriptor instead.
+func (*NetworksRequest) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{7}
+}
+
+type NetworksResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Networks      []*NetworkStatus       `protobuf:"bytes,1,rep,name=networks,proto3" json:"networks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworksResponse) Reset() {
+	*x = NetworksResponse{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworksResponse) ProtoMessage() {}
+
+func (x *NetworksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworksResponse.ProtoReflect.Descriptor instead.
+func (*NetworksResponse) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *NetworksResponse) GetNetworks() []*NetworkStatus {
+	if x != nil {
+		return x.Networks
+	}
+	return nil
+}
+
+type Network struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Id              string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Namespace       string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name            string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Subnet          string                 `protobuf:"bytes,4,opt,name=subnet,proto3" json:"subnet,omitempty"`
+	Gateway         string                 `protobuf:"bytes,5,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	Mtu             int64                  `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	Vni             uint32                 `protobuf:"varint,7,opt,name=vni,proto3" json:"vni,omitempty"`
+	Nat             bool                   `protobuf:"varint,8,opt,name=nat,proto3" json:"nat,omitempty"`
+	EgressInterface string                 `protobuf:"bytes,9,opt,name=egress_interface,json=egressInterface,proto3" json:"egress_interface,omitempty"`
+	Denied          []string               `protobuf:"bytes,10,rep,name=denied,proto3" json:"denied,omitempty"`
+	Peers           []*Peer                `protobuf:"bytes,11,rep,name=peers,proto3" json:"peers,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Network) Reset() {
+	*x = Network{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Network) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Network) ProtoMessage() {}
+
+func (x *Network) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Network.ProtoReflect.Descriptor instead.
+func (*Network) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Network) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Network) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Network) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Network) GetSubnet() string {
+	if x != nil {
+		return x.Subnet
+	}
+	return ""
+}
+
+func (x *Network) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *Network) GetMtu() int64 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *Network) GetVni() uint32 {
+	if x != nil {
+		return x.Vni
+	}
+	return 0
+}
+
+func (x *Network) GetNat() bool {
+	if x != nil {
+		return x.Nat
+	}
+	return false
+}
+
+func (x *Network) GetEgressInterface() string {
+	if x != nil {
+		return x.EgressInterface
+	}
+	return ""
+}
+
+func (x *Network) GetDenied() []string {
+	if x != nil {
+		return x.Denied
+	}
+	return nil
+}
+
+func (x *Network) GetPeers() []*Peer {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+type Peer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Mac           string                 `protobuf:"bytes,2,opt,name=mac,proto3" json:"mac,omitempty"`
+	Vtep          string                 `protobuf:"bytes,3,opt,name=vtep,proto3" json:"vtep,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Peer) Reset() {
+	*x = Peer{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Peer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Peer) ProtoMessage() {}
+
+func (x *Peer) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Peer.ProtoReflect.Descriptor instead.
+func (*Peer) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Peer) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Peer) GetMac() string {
+	if x != nil {
+		return x.Mac
+	}
+	return ""
+}
+
+func (x *Peer) GetVtep() string {
+	if x != nil {
+		return x.Vtep
+	}
+	return ""
+}
+
+type NetworkStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Guests        int64                  `protobuf:"varint,2,opt,name=guests,proto3" json:"guests,omitempty"`
+	Problem       string                 `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NetworkStatus) Reset() {
+	*x = NetworkStatus{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkStatus) ProtoMessage() {}
+
+func (x *NetworkStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkStatus.ProtoReflect.Descriptor instead.
+func (*NetworkStatus) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *NetworkStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *NetworkStatus) GetGuests() int64 {
+	if x != nil {
+		return x.Guests
+	}
+	return 0
+}
+
+func (x *NetworkStatus) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 type ImageCache struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Bytes         int64                  `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
@@ -248,7 +816,7 @@ type ImageCache struct {
 
 func (x *ImageCache) Reset() {
 	*x = ImageCache{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[2]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -260,7 +828,7 @@ func (x *ImageCache) String() string {
 func (*ImageCache) ProtoMessage() {}
 
 func (x *ImageCache) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[2]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -273,7 +841,7 @@ func (x *ImageCache) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageCache.ProtoReflect.Descriptor instead.
 func (*ImageCache) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{2}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ImageCache) GetBytes() int64 {
@@ -313,7 +881,7 @@ type EnsureRequest struct {
 
 func (x *EnsureRequest) Reset() {
 	*x = EnsureRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[3]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -325,7 +893,7 @@ func (x *EnsureRequest) String() string {
 func (*EnsureRequest) ProtoMessage() {}
 
 func (x *EnsureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[3]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -338,7 +906,7 @@ func (x *EnsureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureRequest.ProtoReflect.Descriptor instead.
 func (*EnsureRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{3}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EnsureRequest) GetSpec() *Spec {
@@ -357,7 +925,7 @@ type EnsureResponse struct {
 
 func (x *EnsureResponse) Reset() {
 	*x = EnsureResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[4]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -369,7 +937,7 @@ func (x *EnsureResponse) String() string {
 func (*EnsureResponse) ProtoMessage() {}
 
 func (x *EnsureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[4]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -382,7 +950,7 @@ func (x *EnsureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureResponse.ProtoReflect.Descriptor instead.
 func (*EnsureResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{4}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EnsureResponse) GetStatus() *Status {
@@ -403,7 +971,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[5]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +983,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[5]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +996,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{5}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RemoveRequest) GetId() string {
@@ -461,7 +1029,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[6]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -473,7 +1041,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[6]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -486,7 +1054,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{6}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RemoveResponse) GetStatus() *Status {
@@ -504,7 +1072,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[7]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +1084,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[7]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +1097,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{7}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{17}
 }
 
 type ListResponse struct {
@@ -541,7 +1109,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[8]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -553,7 +1121,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[8]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -566,7 +1134,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{8}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListResponse) GetStatuses() []*Status {
@@ -584,7 +1152,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[9]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -596,7 +1164,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[9]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -609,7 +1177,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{9}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{19}
 }
 
 // WatchResponse is one status, or synced.
@@ -623,7 +1191,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[10]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -635,7 +1203,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[10]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -648,7 +1216,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{10}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WatchResponse) GetStatus() *Status {
@@ -676,7 +1244,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[11]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -688,7 +1256,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[11]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -701,7 +1269,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{11}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ConsoleRequest) GetId() string {
@@ -736,7 +1304,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[12]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +1316,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[12]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +1329,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{12}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ConsoleResponse) GetOffset() int64 {
@@ -811,7 +1379,7 @@ type Spec struct {
 
 func (x *Spec) Reset() {
 	*x = Spec{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[13]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -823,7 +1391,7 @@ func (x *Spec) String() string {
 func (*Spec) ProtoMessage() {}
 
 func (x *Spec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[13]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -836,7 +1404,7 @@ func (x *Spec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spec.ProtoReflect.Descriptor instead.
 func (*Spec) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{13}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Spec) GetId() string {
@@ -979,7 +1547,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[14]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1559,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[14]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1572,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{14}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Image) GetReference() string {
@@ -1055,7 +1623,7 @@ type Credential struct {
 
 func (x *Credential) Reset() {
 	*x = Credential{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[15]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1067,7 +1635,7 @@ func (x *Credential) String() string {
 func (*Credential) ProtoMessage() {}
 
 func (x *Credential) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[15]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1080,7 +1648,7 @@ func (x *Credential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Credential.ProtoReflect.Descriptor instead.
 func (*Credential) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{15}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Credential) GetRegistry() string {
@@ -1132,7 +1700,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[16]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1712,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[16]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1725,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{16}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Workload) GetCommand() [][]byte {
@@ -1205,7 +1773,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[17]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1217,7 +1785,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[17]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1230,7 +1798,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{17}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EnvVar) GetName() []byte {
@@ -1256,13 +1824,14 @@ type Interface struct {
 	Mtu           int64                  `protobuf:"varint,5,opt,name=mtu,proto3" json:"mtu,omitempty"`
 	Nameservers   []string               `protobuf:"bytes,6,rep,name=nameservers,proto3" json:"nameservers,omitempty"`
 	SearchDomains []string               `protobuf:"bytes,7,rep,name=search_domains,json=searchDomains,proto3" json:"search_domains,omitempty"`
+	Network       string                 `protobuf:"bytes,8,opt,name=network,proto3" json:"network,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Interface) Reset() {
 	*x = Interface{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[18]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1843,7 @@ func (x *Interface) String() string {
 func (*Interface) ProtoMessage() {}
 
 func (x *Interface) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[18]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1856,7 @@ func (x *Interface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interface.ProtoReflect.Descriptor instead.
 func (*Interface) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{18}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Interface) GetName() string {
@@ -1339,6 +1908,13 @@ func (x *Interface) GetSearchDomains() []string {
 	return nil
 }
 
+func (x *Interface) GetNetwork() string {
+	if x != nil {
+		return x.Network
+	}
+	return ""
+}
+
 type Probe struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Path             string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -1352,7 +1928,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[19]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1940,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[19]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1953,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{19}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Probe) GetPath() string {
@@ -1426,7 +2002,7 @@ type RestartPolicy struct {
 
 func (x *RestartPolicy) Reset() {
 	*x = RestartPolicy{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[20]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +2014,7 @@ func (x *RestartPolicy) String() string {
 func (*RestartPolicy) ProtoMessage() {}
 
 func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[20]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +2027,7 @@ func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPolicy.ProtoReflect.Descriptor instead.
 func (*RestartPolicy) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{20}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RestartPolicy) GetMaxRetries() int32 {
@@ -1488,7 +2064,7 @@ type RestartHistory struct {
 
 func (x *RestartHistory) Reset() {
 	*x = RestartHistory{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[21]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1500,7 +2076,7 @@ func (x *RestartHistory) String() string {
 func (*RestartHistory) ProtoMessage() {}
 
 func (x *RestartHistory) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[21]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1513,7 +2089,7 @@ func (x *RestartHistory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartHistory.ProtoReflect.Descriptor instead.
 func (*RestartHistory) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{21}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RestartHistory) GetAttempts() int32 {
@@ -1584,7 +2160,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[22]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +2172,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[22]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +2185,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{22}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Status) GetId() string {
@@ -1792,7 +2368,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[23]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +2380,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[23]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +2393,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{23}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Check) GetOk() bool {
@@ -1864,7 +2440,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[24]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +2452,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[24]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2465,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{24}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Exit) GetIncarnation() int64 {
@@ -1963,7 +2539,7 @@ type Timings struct {
 
 func (x *Timings) Reset() {
 	*x = Timings{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[25]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1975,7 +2551,7 @@ func (x *Timings) String() string {
 func (*Timings) ProtoMessage() {}
 
 func (x *Timings) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[25]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1988,7 +2564,7 @@ func (x *Timings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timings.ProtoReflect.Descriptor instead.
 func (*Timings) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{25}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Timings) GetPull() *durationpb.Duration {
@@ -2053,7 +2629,7 @@ type Counters struct {
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[26]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2641,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[26]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2654,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{26}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Counters) GetStarts() int64 {
@@ -2129,7 +2705,7 @@ type FaultDetail struct {
 
 func (x *FaultDetail) Reset() {
 	*x = FaultDetail{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[27]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2717,7 @@ func (x *FaultDetail) String() string {
 func (*FaultDetail) ProtoMessage() {}
 
 func (x *FaultDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[27]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2730,7 @@ func (x *FaultDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FaultDetail.ProtoReflect.Descriptor instead.
 func (*FaultDetail) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{27}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FaultDetail) GetReason() string {
@@ -2190,7 +2766,7 @@ var File_api_runtime_v1_runtime_proto protoreflect.FileDescriptor
 const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\n" +
 	"\x1capi/runtime/v1/runtime.proto\x12\x0eimp.runtime.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\r\n" +
-	"\vInfoRequest\"\xcb\x04\n" +
+	"\vInfoRequest\"\x82\x05\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\tR\binstance\x12\x17\n" +
@@ -2212,7 +2788,44 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\x0fbudget_disk_gib\x18\x0f \x01(\x03R\rbudgetDiskGib\x12!\n" +
 	"\foverhead_mib\x18\x10 \x01(\x03R\voverheadMib\x12;\n" +
 	"\vimage_cache\x18\x11 \x01(\v2\x1a.imp.runtime.v1.ImageCacheR\n" +
-	"imageCache\"g\n" +
+	"imageCache\x125\n" +
+	"\anetwork\x18\x12 \x01(\v2\x1b.imp.runtime.v1.NetworkHostR\anetwork\"\x8e\x01\n" +
+	"\vNetworkHost\x12\x12\n" +
+	"\x04vtep\x18\x01 \x01(\tR\x04vtep\x12\x10\n" +
+	"\x03mtu\x18\x02 \x01(\x03R\x03mtu\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\x03R\x04port\x12\x1c\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\x12'\n" +
+	"\x0fforward_blocked\x18\x05 \x01(\tR\x0eforwardBlocked\"F\n" +
+	"\x11SetNetworkRequest\x121\n" +
+	"\anetwork\x18\x01 \x01(\v2\x17.imp.runtime.v1.NetworkR\anetwork\"\x14\n" +
+	"\x12SetNetworkResponse\"&\n" +
+	"\x14ForgetNetworkRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x17\n" +
+	"\x15ForgetNetworkResponse\"\x11\n" +
+	"\x0fNetworksRequest\"M\n" +
+	"\x10NetworksResponse\x129\n" +
+	"\bnetworks\x18\x01 \x03(\v2\x1d.imp.runtime.v1.NetworkStatusR\bnetworks\"\xa2\x02\n" +
+	"\aNetwork\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06subnet\x18\x04 \x01(\tR\x06subnet\x12\x18\n" +
+	"\agateway\x18\x05 \x01(\tR\agateway\x12\x10\n" +
+	"\x03mtu\x18\x06 \x01(\x03R\x03mtu\x12\x10\n" +
+	"\x03vni\x18\a \x01(\rR\x03vni\x12\x10\n" +
+	"\x03nat\x18\b \x01(\bR\x03nat\x12)\n" +
+	"\x10egress_interface\x18\t \x01(\tR\x0fegressInterface\x12\x16\n" +
+	"\x06denied\x18\n" +
+	" \x03(\tR\x06denied\x12*\n" +
+	"\x05peers\x18\v \x03(\v2\x14.imp.runtime.v1.PeerR\x05peers\"F\n" +
+	"\x04Peer\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x10\n" +
+	"\x03mac\x18\x02 \x01(\tR\x03mac\x12\x12\n" +
+	"\x04vtep\x18\x03 \x01(\tR\x04vtep\"Q\n" +
+	"\rNetworkStatus\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06guests\x18\x02 \x01(\x03R\x06guests\x12\x18\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"g\n" +
 	"\n" +
 	"ImageCache\x12\x14\n" +
 	"\x05bytes\x18\x01 \x01(\x03R\x05bytes\x12\x16\n" +
@@ -2296,7 +2909,7 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"data_paths\x18\x05 \x03(\fR\tdataPaths\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\fR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value\"\xc4\x01\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"\xde\x01\n" +
 	"\tInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03mac\x18\x02 \x01(\tR\x03mac\x12\x1c\n" +
@@ -2304,7 +2917,8 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\agateway\x18\x04 \x01(\tR\agateway\x12\x10\n" +
 	"\x03mtu\x18\x05 \x01(\x03R\x03mtu\x12 \n" +
 	"\vnameservers\x18\x06 \x03(\tR\vnameservers\x12%\n" +
-	"\x0esearch_domains\x18\a \x03(\tR\rsearchDomains\"\xc4\x01\n" +
+	"\x0esearch_domains\x18\a \x03(\tR\rsearchDomains\x12\x18\n" +
+	"\anetwork\x18\b \x01(\tR\anetwork\"\xc4\x01\n" +
 	"\x05Probe\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\x03R\x04port\x121\n" +
@@ -2390,13 +3004,17 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x1c\n" +
 	"\tpermanent\x18\x03 \x01(\bR\tpermanent\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\fR\amessage2\xb5\x03\n" +
+	"\amessage\x18\x04 \x01(\fR\amessage2\xb7\x05\n" +
 	"\aRuntime\x12A\n" +
 	"\x04Info\x12\x1b.imp.runtime.v1.InfoRequest\x1a\x1c.imp.runtime.v1.InfoResponse\x12G\n" +
 	"\x06Ensure\x12\x1d.imp.runtime.v1.EnsureRequest\x1a\x1e.imp.runtime.v1.EnsureResponse\x12G\n" +
 	"\x06Remove\x12\x1d.imp.runtime.v1.RemoveRequest\x1a\x1e.imp.runtime.v1.RemoveResponse\x12A\n" +
 	"\x04List\x12\x1b.imp.runtime.v1.ListRequest\x1a\x1c.imp.runtime.v1.ListResponse\x12F\n" +
-	"\x05Watch\x12\x1c.imp.runtime.v1.WatchRequest\x1a\x1d.imp.runtime.v1.WatchResponse0\x01\x12J\n" +
+	"\x05Watch\x12\x1c.imp.runtime.v1.WatchRequest\x1a\x1d.imp.runtime.v1.WatchResponse0\x01\x12S\n" +
+	"\n" +
+	"SetNetwork\x12!.imp.runtime.v1.SetNetworkRequest\x1a\".imp.runtime.v1.SetNetworkResponse\x12\\\n" +
+	"\rForgetNetwork\x12$.imp.runtime.v1.ForgetNetworkRequest\x1a%.imp.runtime.v1.ForgetNetworkResponse\x12M\n" +
+	"\bNetworks\x12\x1f.imp.runtime.v1.NetworksRequest\x1a .imp.runtime.v1.NetworksResponse\x12J\n" +
 	"\aConsole\x12\x1e.imp.runtime.v1.ConsoleRequest\x1a\x1f.imp.runtime.v1.ConsoleResponseB&Z$imp.dev/imp/api/runtime/v1;runtimev1b\x06proto3"
 
 var (
@@ -2411,101 +3029,121 @@ func file_api_runtime_v1_runtime_proto_rawDescGZIP() []byte {
 	return file_api_runtime_v1_runtime_proto_rawDescData
 }
 
-var file_api_runtime_v1_runtime_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_api_runtime_v1_runtime_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_api_runtime_v1_runtime_proto_goTypes = []any{
 	(*InfoRequest)(nil),           // 0: imp.runtime.v1.InfoRequest
 	(*InfoResponse)(nil),          // 1: imp.runtime.v1.InfoResponse
-	(*ImageCache)(nil),            // 2: imp.runtime.v1.ImageCache
-	(*EnsureRequest)(nil),         // 3: imp.runtime.v1.EnsureRequest
-	(*EnsureResponse)(nil),        // 4: imp.runtime.v1.EnsureResponse
-	(*RemoveRequest)(nil),         // 5: imp.runtime.v1.RemoveRequest
-	(*RemoveResponse)(nil),        // 6: imp.runtime.v1.RemoveResponse
-	(*ListRequest)(nil),           // 7: imp.runtime.v1.ListRequest
-	(*ListResponse)(nil),          // 8: imp.runtime.v1.ListResponse
-	(*WatchRequest)(nil),          // 9: imp.runtime.v1.WatchRequest
-	(*WatchResponse)(nil),         // 10: imp.runtime.v1.WatchResponse
-	(*ConsoleRequest)(nil),        // 11: imp.runtime.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),       // 12: imp.runtime.v1.ConsoleResponse
-	(*Spec)(nil),                  // 13: imp.runtime.v1.Spec
-	(*Image)(nil),                 // 14: imp.runtime.v1.Image
-	(*Credential)(nil),            // 15: imp.runtime.v1.Credential
-	(*Workload)(nil),              // 16: imp.runtime.v1.Workload
-	(*EnvVar)(nil),                // 17: imp.runtime.v1.EnvVar
-	(*Interface)(nil),             // 18: imp.runtime.v1.Interface
-	(*Probe)(nil),                 // 19: imp.runtime.v1.Probe
-	(*RestartPolicy)(nil),         // 20: imp.runtime.v1.RestartPolicy
-	(*RestartHistory)(nil),        // 21: imp.runtime.v1.RestartHistory
-	(*Status)(nil),                // 22: imp.runtime.v1.Status
-	(*Check)(nil),                 // 23: imp.runtime.v1.Check
-	(*Exit)(nil),                  // 24: imp.runtime.v1.Exit
-	(*Timings)(nil),               // 25: imp.runtime.v1.Timings
-	(*Counters)(nil),              // 26: imp.runtime.v1.Counters
-	(*FaultDetail)(nil),           // 27: imp.runtime.v1.FaultDetail
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
+	(*NetworkHost)(nil),           // 2: imp.runtime.v1.NetworkHost
+	(*SetNetworkRequest)(nil),     // 3: imp.runtime.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 4: imp.runtime.v1.SetNetworkResponse
+	(*ForgetNetworkRequest)(nil),  // 5: imp.runtime.v1.ForgetNetworkRequest
+	(*ForgetNetworkResponse)(nil), // 6: imp.runtime.v1.ForgetNetworkResponse
+	(*NetworksRequest)(nil),       // 7: imp.runtime.v1.NetworksRequest
+	(*NetworksResponse)(nil),      // 8: imp.runtime.v1.NetworksResponse
+	(*Network)(nil),               // 9: imp.runtime.v1.Network
+	(*Peer)(nil),                  // 10: imp.runtime.v1.Peer
+	(*NetworkStatus)(nil),         // 11: imp.runtime.v1.NetworkStatus
+	(*ImageCache)(nil),            // 12: imp.runtime.v1.ImageCache
+	(*EnsureRequest)(nil),         // 13: imp.runtime.v1.EnsureRequest
+	(*EnsureResponse)(nil),        // 14: imp.runtime.v1.EnsureResponse
+	(*RemoveRequest)(nil),         // 15: imp.runtime.v1.RemoveRequest
+	(*RemoveResponse)(nil),        // 16: imp.runtime.v1.RemoveResponse
+	(*ListRequest)(nil),           // 17: imp.runtime.v1.ListRequest
+	(*ListResponse)(nil),          // 18: imp.runtime.v1.ListResponse
+	(*WatchRequest)(nil),          // 19: imp.runtime.v1.WatchRequest
+	(*WatchResponse)(nil),         // 20: imp.runtime.v1.WatchResponse
+	(*ConsoleRequest)(nil),        // 21: imp.runtime.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),       // 22: imp.runtime.v1.ConsoleResponse
+	(*Spec)(nil),                  // 23: imp.runtime.v1.Spec
+	(*Image)(nil),                 // 24: imp.runtime.v1.Image
+	(*Credential)(nil),            // 25: imp.runtime.v1.Credential
+	(*Workload)(nil),              // 26: imp.runtime.v1.Workload
+	(*EnvVar)(nil),                // 27: imp.runtime.v1.EnvVar
+	(*Interface)(nil),             // 28: imp.runtime.v1.Interface
+	(*Probe)(nil),                 // 29: imp.runtime.v1.Probe
+	(*RestartPolicy)(nil),         // 30: imp.runtime.v1.RestartPolicy
+	(*RestartHistory)(nil),        // 31: imp.runtime.v1.RestartHistory
+	(*Status)(nil),                // 32: imp.runtime.v1.Status
+	(*Check)(nil),                 // 33: imp.runtime.v1.Check
+	(*Exit)(nil),                  // 34: imp.runtime.v1.Exit
+	(*Timings)(nil),               // 35: imp.runtime.v1.Timings
+	(*Counters)(nil),              // 36: imp.runtime.v1.Counters
+	(*FaultDetail)(nil),           // 37: imp.runtime.v1.FaultDetail
+	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
 }
 var file_api_runtime_v1_runtime_proto_depIdxs = []int32{
-	2,  // 0: imp.runtime.v1.InfoResponse.image_cache:type_name -> imp.runtime.v1.ImageCache
-	13, // 1: imp.runtime.v1.EnsureRequest.spec:type_name -> imp.runtime.v1.Spec
-	22, // 2: imp.runtime.v1.EnsureResponse.status:type_name -> imp.runtime.v1.Status
-	28, // 3: imp.runtime.v1.RemoveRequest.grace:type_name -> google.protobuf.Duration
-	22, // 4: imp.runtime.v1.RemoveResponse.status:type_name -> imp.runtime.v1.Status
-	22, // 5: imp.runtime.v1.ListResponse.statuses:type_name -> imp.runtime.v1.Status
-	22, // 6: imp.runtime.v1.WatchResponse.status:type_name -> imp.runtime.v1.Status
-	14, // 7: imp.runtime.v1.Spec.image:type_name -> imp.runtime.v1.Image
-	16, // 8: imp.runtime.v1.Spec.workload:type_name -> imp.runtime.v1.Workload
-	18, // 9: imp.runtime.v1.Spec.interfaces:type_name -> imp.runtime.v1.Interface
-	19, // 10: imp.runtime.v1.Spec.probe:type_name -> imp.runtime.v1.Probe
-	28, // 11: imp.runtime.v1.Spec.grace:type_name -> google.protobuf.Duration
-	29, // 12: imp.runtime.v1.Spec.deadline:type_name -> google.protobuf.Timestamp
-	20, // 13: imp.runtime.v1.Spec.restart:type_name -> imp.runtime.v1.RestartPolicy
-	21, // 14: imp.runtime.v1.Spec.history:type_name -> imp.runtime.v1.RestartHistory
-	15, // 15: imp.runtime.v1.Image.credentials:type_name -> imp.runtime.v1.Credential
-	17, // 16: imp.runtime.v1.Workload.env:type_name -> imp.runtime.v1.EnvVar
-	28, // 17: imp.runtime.v1.Probe.period:type_name -> google.protobuf.Duration
-	28, // 18: imp.runtime.v1.Probe.timeout:type_name -> google.protobuf.Duration
-	28, // 19: imp.runtime.v1.RestartPolicy.initial_delay:type_name -> google.protobuf.Duration
-	28, // 20: imp.runtime.v1.RestartPolicy.max_delay:type_name -> google.protobuf.Duration
-	29, // 21: imp.runtime.v1.RestartHistory.last_failure_at:type_name -> google.protobuf.Timestamp
-	29, // 22: imp.runtime.v1.RestartHistory.next_try_at:type_name -> google.protobuf.Timestamp
-	29, // 23: imp.runtime.v1.RestartHistory.exhausted_at:type_name -> google.protobuf.Timestamp
-	23, // 24: imp.runtime.v1.Status.disk:type_name -> imp.runtime.v1.Check
-	23, // 25: imp.runtime.v1.Status.network:type_name -> imp.runtime.v1.Check
-	23, // 26: imp.runtime.v1.Status.started:type_name -> imp.runtime.v1.Check
-	23, // 27: imp.runtime.v1.Status.guest_ready:type_name -> imp.runtime.v1.Check
-	24, // 28: imp.runtime.v1.Status.final:type_name -> imp.runtime.v1.Exit
-	24, // 29: imp.runtime.v1.Status.last_exit:type_name -> imp.runtime.v1.Exit
-	21, // 30: imp.runtime.v1.Status.history:type_name -> imp.runtime.v1.RestartHistory
-	29, // 31: imp.runtime.v1.Status.started_at:type_name -> google.protobuf.Timestamp
-	29, // 32: imp.runtime.v1.Status.finished_at:type_name -> google.protobuf.Timestamp
-	25, // 33: imp.runtime.v1.Status.timings:type_name -> imp.runtime.v1.Timings
-	26, // 34: imp.runtime.v1.Status.counters:type_name -> imp.runtime.v1.Counters
-	29, // 35: imp.runtime.v1.Check.since:type_name -> google.protobuf.Timestamp
-	29, // 36: imp.runtime.v1.Exit.at:type_name -> google.protobuf.Timestamp
-	28, // 37: imp.runtime.v1.Timings.pull:type_name -> google.protobuf.Duration
-	28, // 38: imp.runtime.v1.Timings.disk:type_name -> google.protobuf.Duration
-	28, // 39: imp.runtime.v1.Timings.network:type_name -> google.protobuf.Duration
-	28, // 40: imp.runtime.v1.Timings.vmm:type_name -> google.protobuf.Duration
-	28, // 41: imp.runtime.v1.Timings.kernel:type_name -> google.protobuf.Duration
-	28, // 42: imp.runtime.v1.Timings.guest:type_name -> google.protobuf.Duration
-	28, // 43: imp.runtime.v1.Timings.workload:type_name -> google.protobuf.Duration
-	0,  // 44: imp.runtime.v1.Runtime.Info:input_type -> imp.runtime.v1.InfoRequest
-	3,  // 45: imp.runtime.v1.Runtime.Ensure:input_type -> imp.runtime.v1.EnsureRequest
-	5,  // 46: imp.runtime.v1.Runtime.Remove:input_type -> imp.runtime.v1.RemoveRequest
-	7,  // 47: imp.runtime.v1.Runtime.List:input_type -> imp.runtime.v1.ListRequest
-	9,  // 48: imp.runtime.v1.Runtime.Watch:input_type -> imp.runtime.v1.WatchRequest
-	11, // 49: imp.runtime.v1.Runtime.Console:input_type -> imp.runtime.v1.ConsoleRequest
-	1,  // 50: imp.runtime.v1.Runtime.Info:output_type -> imp.runtime.v1.InfoResponse
-	4,  // 51: imp.runtime.v1.Runtime.Ensure:output_type -> imp.runtime.v1.EnsureResponse
-	6,  // 52: imp.runtime.v1.Runtime.Remove:output_type -> imp.runtime.v1.RemoveResponse
-	8,  // 53: imp.runtime.v1.Runtime.List:output_type -> imp.runtime.v1.ListResponse
-	10, // 54: imp.runtime.v1.Runtime.Watch:output_type -> imp.runtime.v1.WatchResponse
-	12, // 55: imp.runtime.v1.Runtime.Console:output_type -> imp.runtime.v1.ConsoleResponse
-	50, // [50:56] is the sub-list for method output_type
-	44, // [44:50] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	12, // 0: imp.runtime.v1.InfoResponse.image_cache:type_name -> imp.runtime.v1.ImageCache
+	2,  // 1: imp.runtime.v1.InfoResponse.network:type_name -> imp.runtime.v1.NetworkHost
+	9,  // 2: imp.runtime.v1.SetNetworkRequest.network:type_name -> imp.runtime.v1.Network
+	11, // 3: imp.runtime.v1.NetworksResponse.networks:type_name -> imp.runtime.v1.NetworkStatus
+	10, // 4: imp.runtime.v1.Network.peers:type_name -> imp.runtime.v1.Peer
+	23, // 5: imp.runtime.v1.EnsureRequest.spec:type_name -> imp.runtime.v1.Spec
+	32, // 6: imp.runtime.v1.EnsureResponse.status:type_name -> imp.runtime.v1.Status
+	38, // 7: imp.runtime.v1.RemoveRequest.grace:type_name -> google.protobuf.Duration
+	32, // 8: imp.runtime.v1.RemoveResponse.status:type_name -> imp.runtime.v1.Status
+	32, // 9: imp.runtime.v1.ListResponse.statuses:type_name -> imp.runtime.v1.Status
+	32, // 10: imp.runtime.v1.WatchResponse.status:type_name -> imp.runtime.v1.Status
+	24, // 11: imp.runtime.v1.Spec.image:type_name -> imp.runtime.v1.Image
+	26, // 12: imp.runtime.v1.Spec.workload:type_name -> imp.runtime.v1.Workload
+	28, // 13: imp.runtime.v1.Spec.interfaces:type_name -> imp.runtime.v1.Interface
+	29, // 14: imp.runtime.v1.Spec.probe:type_name -> imp.runtime.v1.Probe
+	38, // 15: imp.runtime.v1.Spec.grace:type_name -> google.protobuf.Duration
+	39, // 16: imp.runtime.v1.Spec.deadline:type_name -> google.protobuf.Timestamp
+	30, // 17: imp.runtime.v1.Spec.restart:type_name -> imp.runtime.v1.RestartPolicy
+	31, // 18: imp.runtime.v1.Spec.history:type_name -> imp.runtime.v1.RestartHistory
+	25, // 19: imp.runtime.v1.Image.credentials:type_name -> imp.runtime.v1.Credential
+	27, // 20: imp.runtime.v1.Workload.env:type_name -> imp.runtime.v1.EnvVar
+	38, // 21: imp.runtime.v1.Probe.period:type_name -> google.protobuf.Duration
+	38, // 22: imp.runtime.v1.Probe.timeout:type_name -> google.protobuf.Duration
+	38, // 23: imp.runtime.v1.RestartPolicy.initial_delay:type_name -> google.protobuf.Duration
+	38, // 24: imp.runtime.v1.RestartPolicy.max_delay:type_name -> google.protobuf.Duration
+	39, // 25: imp.runtime.v1.RestartHistory.last_failure_at:type_name -> google.protobuf.Timestamp
+	39, // 26: imp.runtime.v1.RestartHistory.next_try_at:type_name -> google.protobuf.Timestamp
+	39, // 27: imp.runtime.v1.RestartHistory.exhausted_at:type_name -> google.protobuf.Timestamp
+	33, // 28: imp.runtime.v1.Status.disk:type_name -> imp.runtime.v1.Check
+	33, // 29: imp.runtime.v1.Status.network:type_name -> imp.runtime.v1.Check
+	33, // 30: imp.runtime.v1.Status.started:type_name -> imp.runtime.v1.Check
+	33, // 31: imp.runtime.v1.Status.guest_ready:type_name -> imp.runtime.v1.Check
+	34, // 32: imp.runtime.v1.Status.final:type_name -> imp.runtime.v1.Exit
+	34, // 33: imp.runtime.v1.Status.last_exit:type_name -> imp.runtime.v1.Exit
+	31, // 34: imp.runtime.v1.Status.history:type_name -> imp.runtime.v1.RestartHistory
+	39, // 35: imp.runtime.v1.Status.started_at:type_name -> google.protobuf.Timestamp
+	39, // 36: imp.runtime.v1.Status.finished_at:type_name -> google.protobuf.Timestamp
+	35, // 37: imp.runtime.v1.Status.timings:type_name -> imp.runtime.v1.Timings
+	36, // 38: imp.runtime.v1.Status.counters:type_name -> imp.runtime.v1.Counters
+	39, // 39: imp.runtime.v1.Check.since:type_name -> google.protobuf.Timestamp
+	39, // 40: imp.runtime.v1.Exit.at:type_name -> google.protobuf.Timestamp
+	38, // 41: imp.runtime.v1.Timings.pull:type_name -> google.protobuf.Duration
+	38, // 42: imp.runtime.v1.Timings.disk:type_name -> google.protobuf.Duration
+	38, // 43: imp.runtime.v1.Timings.network:type_name -> google.protobuf.Duration
+	38, // 44: imp.runtime.v1.Timings.vmm:type_name -> google.protobuf.Duration
+	38, // 45: imp.runtime.v1.Timings.kernel:type_name -> google.protobuf.Duration
+	38, // 46: imp.runtime.v1.Timings.guest:type_name -> google.protobuf.Duration
+	38, // 47: imp.runtime.v1.Timings.workload:type_name -> google.protobuf.Duration
+	0,  // 48: imp.runtime.v1.Runtime.Info:input_type -> imp.runtime.v1.InfoRequest
+	13, // 49: imp.runtime.v1.Runtime.Ensure:input_type -> imp.runtime.v1.EnsureRequest
+	15, // 50: imp.runtime.v1.Runtime.Remove:input_type -> imp.runtime.v1.RemoveRequest
+	17, // 51: imp.runtime.v1.Runtime.List:input_type -> imp.runtime.v1.ListRequest
+	19, // 52: imp.runtime.v1.Runtime.Watch:input_type -> imp.runtime.v1.WatchRequest
+	3,  // 53: imp.runtime.v1.Runtime.SetNetwork:input_type -> imp.runtime.v1.SetNetworkRequest
+	5,  // 54: imp.runtime.v1.Runtime.ForgetNetwork:input_type -> imp.runtime.v1.ForgetNetworkRequest
+	7,  // 55: imp.runtime.v1.Runtime.Networks:input_type -> imp.runtime.v1.NetworksRequest
+	21, // 56: imp.runtime.v1.Runtime.Console:input_type -> imp.runtime.v1.ConsoleRequest
+	1,  // 57: imp.runtime.v1.Runtime.Info:output_type -> imp.runtime.v1.InfoResponse
+	14, // 58: imp.runtime.v1.Runtime.Ensure:output_type -> imp.runtime.v1.EnsureResponse
+	16, // 59: imp.runtime.v1.Runtime.Remove:output_type -> imp.runtime.v1.RemoveResponse
+	18, // 60: imp.runtime.v1.Runtime.List:output_type -> imp.runtime.v1.ListResponse
+	20, // 61: imp.runtime.v1.Runtime.Watch:output_type -> imp.runtime.v1.WatchResponse
+	4,  // 62: imp.runtime.v1.Runtime.SetNetwork:output_type -> imp.runtime.v1.SetNetworkResponse
+	6,  // 63: imp.runtime.v1.Runtime.ForgetNetwork:output_type -> imp.runtime.v1.ForgetNetworkResponse
+	8,  // 64: imp.runtime.v1.Runtime.Networks:output_type -> imp.runtime.v1.NetworksResponse
+	22, // 65: imp.runtime.v1.Runtime.Console:output_type -> imp.runtime.v1.ConsoleResponse
+	57, // [57:66] is the sub-list for method output_type
+	48, // [48:57] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_api_runtime_v1_runtime_proto_init() }
@@ -2513,16 +3151,16 @@ func file_api_runtime_v1_runtime_proto_init() {
 	if File_api_runtime_v1_runtime_proto != nil {
 		return
 	}
-	file_api_runtime_v1_runtime_proto_msgTypes[20].OneofWrappers = []any{}
-	file_api_runtime_v1_runtime_proto_msgTypes[23].OneofWrappers = []any{}
-	file_api_runtime_v1_runtime_proto_msgTypes[24].OneofWrappers = []any{}
+	file_api_runtime_v1_runtime_proto_msgTypes[30].OneofWrappers = []any{}
+	file_api_runtime_v1_runtime_proto_msgTypes[33].OneofWrappers = []any{}
+	file_api_runtime_v1_runtime_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_runtime_v1_runtime_proto_rawDesc), len(file_api_runtime_v1_runtime_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   28,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,12 +24,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Runtime_Info_FullMethodName    = "/imp.runtime.v1.Runtime/Info"
-	Runtime_Ensure_FullMethodName  = "/imp.runtime.v1.Runtime/Ensure"
-	Runtime_Remove_FullMethodName  = "/imp.runtime.v1.Runtime/Remove"
-	Runtime_List_FullMethodName    = "/imp.runtime.v1.Runtime/List"
-	Runtime_Watch_FullMethodName   = "/imp.runtime.v1.Runtime/Watch"
-	Runtime_Console_FullMethodName = "/imp.runtime.v1.Runtime/Console"
+	Runtime_Info_FullMethodName          = "/imp.runtime.v1.Runtime/Info"
+	Runtime_Ensure_FullMethodName        = "/imp.runtime.v1.Runtime/Ensure"
+	Runtime_Remove_FullMethodName        = "/imp.runtime.v1.Runtime/Remove"
+	Runtime_List_FullMethodName          = "/imp.runtime.v1.Runtime/List"
+	Runtime_Watch_FullMethodName         = "/imp.runtime.v1.Runtime/Watch"
+	Runtime_SetNetwork_FullMethodName    = "/imp.runtime.v1.Runtime/SetNetwork"
+	Runtime_ForgetNetwork_FullMethodName = "/imp.runtime.v1.Runtime/ForgetNetwork"
+	Runtime_Networks_FullMethodName      = "/imp.runtime.v1.Runtime/Networks"
+	Runtime_Console_FullMethodName       = "/imp.runtime.v1.Runtime/Console"
 )
 
 // RuntimeClient is the client API for Runtime service.
@@ -48,6 +51,12 @@ type RuntimeClient interface {
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
 	// Watch sends every VM's state, then synced, then the full state at each change.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// SetNetwork makes a network known, or changes it.
+	SetNetwork(ctx context.Context, in *SetNetworkRequest, opts ...grpc.CallOption) (*SetNetworkResponse, error)
+	// ForgetNetwork undoes SetNetwork; it fails while a VM is attached.
+	ForgetNetwork(ctx context.Context, in *ForgetNetworkRequest, opts ...grpc.CallOption) (*ForgetNetworkResponse, error)
+	// Networks lists the networks that are known.
+	Networks(ctx context.Context, in *NetworksRequest, opts ...grpc.CallOption) (*NetworksResponse, error)
 	// Console reads a piece of a VM's serial console.
 	Console(ctx context.Context, in *ConsoleRequest, opts ...grpc.CallOption) (*ConsoleResponse, error)
 }
@@ -119,6 +128,36 @@ func (c *runtimeClient) Watch(ctx context.Context, in *WatchRequest, opts ...grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Runtime_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 
+func (c *runtimeClient) SetNetwork(ctx context.Context, in *SetNetworkRequest, opts ...grpc.CallOption) (*SetNetworkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetNetworkResponse)
+	err := c.cc.Invoke(ctx, Runtime_SetNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *runtimeClient) ForgetNetwork(ctx context.Context, in *ForgetNetworkRequest, opts ...grpc.CallOption) (*ForgetNetworkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetNetworkResponse)
+	err := c.cc.Invoke(ctx, Runtime_ForgetNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *runtimeClient) Networks(ctx context.Context, in *NetworksRequest, opts ...grpc.CallOption) (*NetworksResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(NetworksResponse)
+	err := c.cc.Invoke(ctx, Runtime_Networks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *runtimeClient) Console(ctx context.Context, in *ConsoleRequest, opts ...grpc.CallOption) (*ConsoleResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ConsoleResponse)
@@ -145,6 +184,12 @@ type RuntimeServer interface {
 	List(context.Context, *ListRequest) (*ListResponse, error)
 	// Watch sends every VM's state, then synced, then the full state at each change.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// SetNetwork makes a network known, or changes it.
+	SetNetwork(context.Context, *SetNetworkRequest) (*SetNetworkResponse, error)
+	// ForgetNetwork undoes SetNetwork; it fails while a VM is attached.
+	ForgetNetwork(context.Context, *ForgetNetworkRequest) (*ForgetNetworkResponse, error)
+	// Networks lists the networks that are known.
+	Networks(context.Context, *NetworksRequest) (*NetworksResponse, error)
 	// Console reads a piece of a VM's serial console.
 	Console(context.Context, *ConsoleRequest) (*ConsoleResponse, error)
 	mustEmbedUnimplementedRuntimeServer()
@@ -171,6 +216,15 @@ func (UnimplementedRuntimeServer) List(context.Context, *ListRequest) (*ListResp
 }
 func (UnimplementedRuntimeServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedRuntimeServer) SetNetwork(context.Context, *SetNetworkRequest) (*SetNetworkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetNetwork not implemented")
+}
+func (UnimplementedRuntimeServer) ForgetNetwork(context.Context, *ForgetNetworkRequest) (*ForgetNetworkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForgetNetwork not implemented")
+}
+func (UnimplementedRuntimeServer) Networks(context.Context, *NetworksRequest) (*NetworksResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Networks not implemented")
 }
 func (UnimplementedRuntimeServer) Console(context.Context, *ConsoleRequest) (*ConsoleResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Console not implemented")
@@ -279,6 +333,60 @@ func _Runtime_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Runtime_WatchServer = grpc.ServerStreamingServer[WatchResponse]
 
+func _Runtime_SetNetwork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetNetworkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RuntimeServer).SetNetwork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Runtime_SetNetwork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RuntimeServer).SetNetwork(ctx, req.(*SetNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Runtime_ForgetNetwork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetNetworkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RuntimeServer).ForgetNetwork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Runtime_ForgetNetwork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RuntimeServer).ForgetNetwork(ctx, req.(*ForgetNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Runtime_Networks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(NetworksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RuntimeServer).Networks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Runtime_Networks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RuntimeServer).Networks(ctx, req.(*NetworksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Runtime_Console_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ConsoleRequest)
 	if err := dec(in); err != nil {
@@ -319,6 +427,18 @@ var Runtime_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _Runtime_List_Handler,
+		},
+		{
+			MethodName: "SetNetwork",
+			Handler:    _Runtime_SetNetwork_Handler,
+		},
+		{
+			MethodName: "ForgetNetwork",
+			Handler:    _Runtime_ForgetNetwork_Handler,
+		},
+		{
+			MethodName: "Networks",
+			Handler:    _Runtime_Networks_Handler,
 		},
 		{
 			MethodName: "Console",
