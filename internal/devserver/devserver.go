@@ -18,6 +18,7 @@ import (
 	"imp.dev/imp/config"
 	"imp.dev/imp/internal/devserver/child"
 	"imp.dev/imp/internal/devserver/controlplane"
+	"imp.dev/imp/internal/devserver/fabric"
 	"imp.dev/imp/internal/devserver/registry"
 	"imp.dev/imp/internal/devserver/sweep"
 
@@ -34,6 +35,7 @@ type Server struct {
 	Registry, PrivateRegistry string
 
 	opts      Options
+	fabric    *fabric.Fabric // nil without networks that are real
 	group     *child.Group
 	unlock    func()
 	listeners []*http.Server
@@ -82,7 +84,7 @@ func Up(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, err
 	}
 	for _, step := range []func(context.Context) error{
-		s.makeFolders, s.placePrograms, s.startRegistry, s.prepareBoot, s.startControlPlane, s.startOperator, s.startNodes,
+		s.makeFolders, s.placePrograms, s.makeHosts, s.startRegistry, s.prepareBoot, s.startControlPlane, s.startOperator, s.startNodes,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -99,7 +101,9 @@ func (s *Server) Ended() <-chan error { return s.ended }
 
 // removeEarlier cleans up after a server that was killed.
 func (s *Server) removeEarlier(ctx context.Context) error {
-	found, err := sweep.Clean(ctx, s.area())
+	area := s.area()
+	area.Namespaces = append(area.Namespaces, s.Places.Namespaces+"-")
+	found, err := sweep.Clean(ctx, area)
 	if len(found) > 0 {
 		s.opts.Progress("removed what an earlier imp-dev left: " + strings.Join(found, ", "))
 	}
@@ -108,7 +112,7 @@ func (s *Server) removeEarlier(ctx context.Context) error {
 
 // area is what may hold leftovers of VMs; logs and the registry's images are the user's.
 func (s *Server) area() sweep.Area {
-	return sweep.Area{Cgroup: s.Places.Cgroup, Dirs: []string{s.Places.Data, s.Places.Run}}
+	return sweep.Area{Cgroup: s.Places.Cgroup, Dirs: []string{s.Places.Data, s.Places.Run}, Namespaces: s.Places.networks()}
 }
 
 func (s *Server) makeFolders(context.Context) error {
@@ -223,7 +227,9 @@ func (s *Server) teardown(ctx context.Context) error {
 	for _, server := range s.listeners {
 		_ = server.Close() // an error says that it was closed before
 	}
-	found, err := sweep.Clean(ctx, s.area())
+	_, err := fabric.Remove(s.Places.Namespaces + "-")
+	found, failed := sweep.Clean(ctx, s.area())
+	err = errors.Join(err, failed)
 	if len(found) > 0 {
 		err = errors.Join(err, fmt.Errorf("stopping: still there after the runtimes had ended, removed now: %s", strings.Join(found, ", ")))
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"imp.dev/imp/internal/devserver/controlplane"
+	"imp.dev/imp/internal/devserver/fabric"
 	"imp.dev/imp/internal/devserver/sweep"
 )
 
@@ -73,6 +74,17 @@ func clean(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	area := sweep.Area{Cgroup: places.Cgroup, Dirs: []string{places.Data, places.Run}}
+	for _, prefix := range []string{places.Namespaces, "imp-"} {
+		left, err := fabric.Namespaces(prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range left {
+			if strings.HasPrefix(n.Name, places.Namespaces) || strings.HasSuffix(n.Name, "-stub") {
+				t.Errorf("network namespace %s is left", n.Name)
+			}
+		}
+	}
 	if left := area.Processes(); len(left) > 0 {
 		t.Errorf("processes are left: %v", left)
 	}
@@ -187,8 +199,11 @@ func TestUpCleansUpAfterAServerThatWasKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if all := strings.Join(told, "\n"); !strings.Contains(all, "process "+string(content)) {
-		t.Errorf("the second server does not tell of VMM %s that it removed:\n%s", content, all)
+	all := strings.Join(told, "\n")
+	for _, words := range []string{"process " + string(content), "network namespace " + places.Namespaces + "-node-1", "-stub"} {
+		if !strings.Contains(all, words) {
+			t.Errorf("the second server does not tell of %q that it removed:\n%s", words, all)
+		}
 	}
 	if state, err := os.ReadFile("/proc/" + string(content) + "/stat"); err == nil && !strings.Contains(string(state), ") Z ") {
 		t.Error("the first server's VMM lives on")

@@ -124,8 +124,8 @@ func freeAddress() (string, error) {
 	return listener.Addr().String(), listener.Close()
 }
 
-// launch is the only place where a program of Imp is started. Once nodes have network namespaces of their own, this is
-// where a process enters one. mu is held.
+// launch is the only place where a program of Imp is started. All of them run in the machine's own network namespace, so that
+// registry, API and metrics on loopback work; the runtime is told which one is its host's. mu is held.
 func (s *Server) launch(key programKey) (*child.Process, error) {
 	spec := child.Spec{
 		Name:    key.String(),
@@ -178,6 +178,7 @@ func (s *Server) runtimeArgs(node string) []string {
 	if s.opts.VMM == "qemu" {
 		args = append(args, "--accel="+s.opts.Accel, "--boot-deadline="+bootDeadline(s.opts.Accel), "--kernel="+s.boot.kernel, "--initramfs="+s.boot.initramfs)
 	}
+	args = append(args, s.networkArgs(node)...)
 	return append(args, s.opts.RuntimeArgs...)
 }
 
@@ -206,7 +207,7 @@ func (s *Server) startNodes(ctx context.Context) error {
 	}
 	identities := []identity{operatorIdentity()}
 	for _, name := range s.NodeNames() {
-		node, err := s.ControlPlane.EnsureNode(ctx, name, string(bootID[:len(bootID)-1]))
+		node, err := s.ControlPlane.EnsureNode(ctx, s.kubeletsWord(name, string(bootID[:len(bootID)-1])))
 		if err != nil {
 			return err
 		}

@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"strings"
 
+	"imp.dev/imp/internal/devserver/fabric"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -19,6 +21,9 @@ type Options struct {
 	Nodes int
 	// VMM is the driver: qemu or fake. Accel is qemu's: tcg or kvm.
 	VMM, Accel string
+	// Network is what guests' networks are made of: linux, for which each node has a network namespace as its host; fake, which
+	// only pretends; or none. "" is linux with qemu and fake with fake.
+	Network string
 	// Kernel is a bzImage or ELF; "" takes Debian's from the cache, fetching it if need be. Modules is the
 	// lib/modules/RELEASE that belongs to Kernel; "" with a Kernel means that it has everything built in.
 	Kernel, Modules string
@@ -47,19 +52,32 @@ const (
 	vmmUIDBase, vmmUIDCount = 100_000, 1000
 )
 
+// What guests' networks are made of.
+const (
+	networkLinux = "linux"
+	networkFake  = "fake"
+	networkNone  = "none"
+)
+
 // complete checks the options and fills in what was left open.
 func (o Options) complete() (Options, error) {
 	if os.Geteuid() != 0 {
 		return o, fmt.Errorf("running nodes needs root: the runtime makes cgroups, and each program runs as another user")
 	}
-	if o.Nodes < 1 || o.Nodes > 100 {
-		return o, fmt.Errorf("reading --nodes: %d is not between 1 and 100", o.Nodes)
+	if o.Nodes < 1 || o.Nodes > fabric.MaxNodes {
+		return o, fmt.Errorf("reading --nodes: %d is not between 1 and %d", o.Nodes, fabric.MaxNodes)
 	}
 	if o.VMM != "qemu" && o.VMM != "fake" {
 		return o, fmt.Errorf("reading --vmm: %q is neither qemu nor fake", o.VMM)
 	}
 	if o.Accel != "tcg" && o.Accel != "kvm" {
 		return o, fmt.Errorf("reading --accel: %q is neither tcg nor kvm", o.Accel)
+	}
+	if o.Network == "" {
+		o.Network = map[string]string{"qemu": networkLinux, "fake": networkFake}[o.VMM]
+	}
+	if o.Network != networkLinux && o.Network != networkFake && o.Network != networkNone {
+		return o, fmt.Errorf("reading --network: %q is none of linux, fake and none", o.Network)
 	}
 	if o.Kernel == "" && o.Modules != "" {
 		return o, fmt.Errorf("reading --modules: modules without --kernel belong to no kernel")

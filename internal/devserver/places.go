@@ -23,6 +23,8 @@ type Places struct {
 	Run string
 	// Cgroup is the path, from each hierarchy's root, below which every VM's cgroup lies.
 	Cgroup string
+	// Namespaces is what the names of the nodes' network namespaces begin with, before a "-".
+	Namespaces string
 }
 
 // PlacesOf computes the places of the server over dir. It touches nothing.
@@ -35,8 +37,12 @@ func PlacesOf(dir string) (Places, error) {
 		absolute = filepath.Join(parent, filepath.Base(absolute)) // one folder, one server, whatever way leads there
 	}
 	sum := sha256.Sum256([]byte(absolute))
-	name := "imp-dev-" + hex.EncodeToString(sum[:4])
-	p := Places{Dir: absolute, Data: filepath.Join(absolute, "data"), Run: "/run/" + name, Cgroup: "/" + name}
+	hash := hex.EncodeToString(sum[:4])
+	name := "imp-dev-" + hash
+	p := Places{
+		Dir: absolute, Data: filepath.Join(absolute, "data"), Run: "/run/" + name, Cgroup: "/" + name,
+		Namespaces: "impdev-" + hash, // not imp-…, which are the runtimes' own
+	}
 	if !reachableByOthers(filepath.Dir(absolute)) {
 		p.Data = "/var/lib/" + name
 	}

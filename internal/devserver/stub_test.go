@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"imp.dev/imp/api/v1alpha1"
+	"imp.dev/imp/internal/devserver/fabric"
 
+	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -41,19 +43,19 @@ func TestMain(m *testing.M) {
 const upProgram = "imp-dev"
 
 // stubFlags are those of all programs; each stand-in takes what it needs.
-type stubFlags struct{ node, kubeconfig, runDir, stateDir, cgroup, dir, cache string }
+type stubFlags struct{ node, kubeconfig, runDir, stateDir, cgroup, dir, cache, hostNetns string }
 
 func stub(work func(context.Context, stubFlags) error) {
 	var f stubFlags
 	set := flag.NewFlagSet(os.Args[0], flag.ExitOnError)
 	for name, to := range map[string]*string{
 		"node": &f.node, "kubeconfig": &f.kubeconfig, "run-dir": &f.runDir, "state-dir": &f.stateDir, "cgroup-parent": &f.cgroup,
-		"dir": &f.dir, "cache": &f.cache,
+		"dir": &f.dir, "cache": &f.cache, "host-netns": &f.hostNetns,
 	} {
 		set.StringVar(to, name, "", "")
 	}
 	var rest string
-	for _, name := range []string{"metrics-addr", "health-addr", "runtime-socket", "agent-uid", "vmm", "budget-vcpu", "vmm-uid-base", "vmm-uid-count", "budget-memory-mib", "budget-disk-gib"} {
+	for _, name := range []string{"network", "node-address", "node-routes", "metrics-addr", "health-addr", "runtime-socket", "agent-uid", "vmm", "budget-vcpu", "vmm-uid-base", "vmm-uid-count", "budget-memory-mib", "budget-disk-gib"} {
 		set.StringVar(&rest, name, "", "")
 	}
 	_ = set.Parse(os.Args[1:]) // ExitOnError
@@ -94,6 +96,14 @@ func stubRuntime(_ context.Context, f stubFlags) error {
 	if err := os.MkdirAll(f.stateDir, 0o700); err != nil {
 		return err
 	}
+	if err := os.WriteFile(filepath.Join(f.stateDir, "args"), []byte(strings.Join(os.Args[1:], "\n")), 0o600); err != nil {
+		return err
+	}
+	if f.hostNetns != "" {
+		if err := stubNetwork(f.stateDir); err != nil {
+			return err
+		}
+	}
 	vmm := exec.Command("/bin/sleep", "600")
 	vmm.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if os.Getenv("TMPDIR") == "" { // the server gives the program its environment, and nothing else
@@ -117,6 +127,16 @@ func stubRuntime(_ context.Context, f stubFlags) error {
 	return os.WriteFile(filepath.Join(f.stateDir, "vmm.pid"), []byte(fmt.Sprint(vmm.Process.Pid)), 0o600)
 }
 
+// stubNetwork leaves a network's namespace, by an instance id as a runtime has one.
+func stubNetwork(stateDir string) error {
+	id := uuid.NewString()[:8]
+	if err := os.WriteFile(filepath.Join(stateDir, "instance"), []byte(id+"\n"), 0o600); err != nil {
+		return err
+	}
+	_, err := fabric.Create("imp-" + id + "-stub")
+	return err
+}
+
 func cgroupRoots() []string {
 	content, _ := os.ReadFile("/proc/self/mountinfo")
 	var roots []string
@@ -129,7 +149,7 @@ func cgroupRoots() []string {
 }
 
 func stubUp(ctx context.Context, f stubFlags) error {
-	_, err := Up(ctx, Options{Dir: f.dir, CacheDir: f.cache, Nodes: 1, VMM: "fake", Accel: "tcg"})
+	_, err := Up(ctx, Options{Dir: f.dir, CacheDir: f.cache, Nodes: 1, VMM: "fake", Network: "linux", Accel: "tcg"})
 	if err == nil {
 		err = os.WriteFile(filepath.Join(f.dir, "is-up"), nil, 0o600)
 	}

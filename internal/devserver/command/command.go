@@ -15,6 +15,7 @@ import (
 	"imp.dev/imp/internal/devserver/bench"
 	"imp.dev/imp/internal/devserver/controlplane"
 	"imp.dev/imp/internal/devserver/demo"
+	"imp.dev/imp/internal/devserver/fabric"
 	"imp.dev/imp/internal/devserver/kernelfetch"
 	"imp.dev/imp/internal/version"
 
@@ -50,6 +51,7 @@ func serverFlags(cmd *cobra.Command, opts *devserver.Options) {
 	flags.IntVar(&opts.Nodes, "nodes", 1, "how many nodes")
 	flags.StringVar(&opts.VMM, "vmm", "qemu", "VM monitor: qemu, or fake for processes that only pretend")
 	flags.StringVar(&opts.Accel, "accel", "tcg", "QEMU's accelerator: tcg (works everywhere) or kvm")
+	flags.StringVar(&opts.Network, "network", "", "guests' networks: linux (each node gets a network namespace as its host), fake or none (default: linux with qemu, fake with fake)")
 	flags.StringVar(&opts.Kernel, "kernel", "", "the guests' kernel, bzImage or ELF (default: Debian's cloud kernel, fetched into the cache)")
 	flags.StringVar(&opts.Modules, "modules", "", "lib/modules/RELEASE that belongs to --kernel, if it has not all built in")
 	flags.StringVar(&opts.BinDir, "bin-dir", "", "folder of Imp's programs (default: where imp-dev lies)")
@@ -159,6 +161,14 @@ The registry is %s (imp-dev image push DIR %s/NAME:TAG; imp-dev image demo for e
 	for _, node := range server.NodeNames() {
 		fmt.Fprintf(out, "  agent of %-15s  http://%s/metrics\n", node, server.Metrics(devserver.Agent, node))
 		fmt.Fprintf(out, "  runtime of %-13s  http://%s/metrics\n", node, server.Metrics(devserver.Runtime, node))
+	}
+	if hosts := server.Fabric(); hosts != nil {
+		fmt.Fprintf(out, "Each node has a network namespace as its host, and reaches its own guests from there (10.0.0.0/8 only):\n")
+		for _, node := range server.NodeNames() {
+			host := hosts.Node(node)
+			fmt.Fprintf(out, "  %-10s %-13s ip netns exec %s sh\n", node, host.Address, host.Name)
+		}
+		fmt.Fprintf(out, "Guests with NAT reach %s, where servers can be put: ip netns exec %s sh\n", fabric.OutsideAddress(), hosts.Outside().Name)
 	}
 	fmt.Fprintf(out, "Logs are in %s. Ctrl-C stops everything and removes the VMs; logs and pushed images stay.\n\n", server.Places.Logs())
 }

@@ -63,7 +63,7 @@ func TestTokenDiesWithItsNode(t *testing.T) {
 
 func TestNodesAreReadyAndWithoutTaints(t *testing.T) {
 	cp := ForTest(t)
-	node, err := cp.EnsureNode(t.Context(), "plain-node", "boot-1")
+	node, err := cp.EnsureNode(t.Context(), Node{Name: "plain-node", BootID: "boot-1", Address: "192.0.2.11", PodCIDR: "10.244.1.0/24"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +72,9 @@ func TestNodesAreReadyAndWithoutTaints(t *testing.T) {
 	}
 	if node.Status.NodeInfo.BootID != "boot-1" || node.Status.Conditions[0].Status != corev1.ConditionTrue {
 		t.Errorf("a new node's status is %+v, want ready and boot id boot-1", node.Status)
+	}
+	if node.Status.Addresses[0].Address != "192.0.2.11" || node.Spec.PodCIDR != "10.244.1.0/24" {
+		t.Errorf("a new node has the addresses %v and the pods' range %q", node.Status.Addresses, node.Spec.PodCIDR)
 	}
 }
 

@@ -28,25 +28,32 @@ const TokenLifetime = time.Hour
 // EnabledLabel marks the nodes that run VMs.
 const EnabledLabel = "imp/enabled"
 
-// EnsureNode makes a Node as a kubelet would show it, ready and enabled for Imp, unless there is one. bootID tells one
-// boot of the machine from the next.
-func (cp *ControlPlane) EnsureNode(ctx context.Context, name, bootID string) (*corev1.Node, error) {
+// Node is what a kubelet would say of its host. BootID tells one boot of the machine from the next. Address is its InternalIP,
+// PodCIDR what its pods would have; there are none.
+type Node struct{ Name, BootID, Address, PodCIDR string }
+
+// EnsureNode makes a Node as a kubelet would show it, ready and enabled for Imp, unless there is one.
+func (cp *ControlPlane) EnsureNode(ctx context.Context, host Node) (*corev1.Node, error) {
 	c, err := kubernetes.NewForConfig(cp.admin)
 	if err != nil {
 		return nil, err
 	}
-	node, err := c.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: name,
+	made := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: host.Name,
 		Labels: map[string]string{
-			EnabledLabel: "true", corev1.LabelHostname: name,
+			EnabledLabel: "true", corev1.LabelHostname: host.Name,
 			corev1.LabelArchStable: runtime.GOARCH, corev1.LabelOSStable: "linux",
 		},
-	}}, metav1.CreateOptions{})
+	}}
+	if host.PodCIDR != "" {
+		made.Spec.PodCIDR, made.Spec.PodCIDRs = host.PodCIDR, []string{host.PodCIDR}
+	}
+	node, err := c.CoreV1().Nodes().Create(ctx, made, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return c.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		return c.CoreV1().Nodes().Get(ctx, host.Name, metav1.GetOptions{})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("making node %s: %w", name, err)
+		return nil, fmt.Errorf("making node %s: %w", host.Name, err)
 	}
 	now := metav1.Now()
 	capacity := corev1.ResourceList{
@@ -59,14 +66,14 @@ func (cp *ControlPlane) EnsureNode(ctx context.Context, name, bootID string) (*c
 			Message: "imp-dev runs this node", LastHeartbeatTime: now, LastTransitionTime: now,
 		}},
 		Addresses: []corev1.NodeAddress{
-			{Type: corev1.NodeInternalIP, Address: "127.0.0.1"}, {Type: corev1.NodeHostName, Address: name},
+			{Type: corev1.NodeInternalIP, Address: host.Address}, {Type: corev1.NodeHostName, Address: host.Name},
 		},
 		NodeInfo: corev1.NodeSystemInfo{
-			BootID: bootID, MachineID: name, Architecture: runtime.GOARCH, OperatingSystem: "linux", KubeletVersion: kubeVersion,
+			BootID: host.BootID, MachineID: host.Name, Architecture: runtime.GOARCH, OperatingSystem: "linux", KubeletVersion: kubeVersion,
 		},
 	}
 	if node, err = c.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
-		return nil, fmt.Errorf("writing the status of node %s: %w", name, err)
+		return nil, fmt.Errorf("writing the status of node %s: %w", host.Name, err)
 	}
 	return node, nil
 }
@@ -114,7 +121,7 @@ func (cp *ControlPlane) as(ctx context.Context, account string, node *corev1.Nod
 
 // AgentConfig is what the agent of a node has in a cluster: a token of its ServiceAccount bound to the Node, which is made if missing.
 func (cp *ControlPlane) AgentConfig(ctx context.Context, node string) (*rest.Config, error) {
-	object, err := cp.EnsureNode(ctx, node, "boot-of-"+node)
+	object, err := cp.EnsureNode(ctx, Node{Name: node, BootID: "boot-of-" + node, Address: "127.0.0.1"})
 	if err != nil {
 		return nil, err
 	}

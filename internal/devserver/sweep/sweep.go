@@ -1,5 +1,5 @@
 // Package sweep removes, or only finds, what the VMs of a development server leave on the machine when nobody was there
-// to clean up: processes, cgroups, mounts and folders. It goes by places that belong to one server alone.
+// to clean up: processes, cgroups, network namespaces, mounts and folders. It goes by places that belong to one server alone.
 package sweep
 
 import (
@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"imp.dev/imp/internal/devserver/fabric"
 )
 
 // Area is what belongs to one server.
@@ -22,12 +24,15 @@ type Area struct {
 	Cgroup string
 	// Dirs are the folders that it alone uses.
 	Dirs []string
+	// Namespaces are what the names of its network namespaces begin with.
+	Namespaces []string
 }
 
 // patience bounds the wait for killed processes to vanish; one in an uninterruptible read can take seconds.
 const patience = 15 * time.Second
 
-// Clean kills every process of the area and removes its cgroups, mounts and folders. It gives what it found running.
+// Clean kills every process of the area and removes its cgroups, network namespaces, mounts and folders. It gives the processes
+// and namespaces that it found.
 func Clean(ctx context.Context, a Area) (found []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -54,7 +59,23 @@ func Clean(ctx context.Context, a Area) (found []string, err error) {
 		case <-ticker.C:
 		}
 	}
+	namespaces, err := a.removeNamespaces()
+	for _, name := range namespaces {
+		found = append(found, "network namespace "+name)
+	}
+	if err != nil {
+		return found, err // the folders stay: by them the next sweep knows whose the namespaces are
+	}
 	return found, errors.Join(a.unmount(), a.removeDirs())
+}
+
+// removeNamespaces takes away what is in them, too: links and rules.
+func (a Area) removeNamespaces() (removed []string, err error) {
+	for _, prefix := range a.Namespaces {
+		names, failed := fabric.Remove(prefix)
+		removed, err = append(removed, names...), errors.Join(err, failed)
+	}
+	return removed, err
 }
 
 // Process is one found.

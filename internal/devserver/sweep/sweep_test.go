@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"imp.dev/imp/internal/devserver/fabric"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -153,5 +155,26 @@ func TestAProcessIsFoundByAUniqueNameWhereverItIs(t *testing.T) {
 	<-gone
 	if found := ProcessesNaming(name); len(found) > 0 {
 		t.Errorf("found %v after its end", found)
+	}
+}
+
+func TestNetworkNamespacesOfTheAreaGoAndOthersStay(t *testing.T) {
+	needsRoot(t)
+	prefix := fmt.Sprintf("impsweep-%d", os.Getpid())
+	for _, name := range []string{prefix + "-a-one", prefix + "-a-two", prefix + "-b-one"} {
+		if _, err := fabric.Create(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _, _ = fabric.Remove(prefix + "-") })
+	found, err := Clean(t.Context(), Area{Namespaces: []string{prefix + "-a-", prefix + "-none-"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"network namespace " + prefix + "-a-one", "network namespace " + prefix + "-a-two"}; !slices.Equal(found, want) {
+		t.Errorf("found %v, want %v", found, want)
+	}
+	if left, err := fabric.Namespaces(prefix); err != nil || len(left) != 1 || left[0].Name != prefix+"-b-one" {
+		t.Errorf("left are %v (%v), want the one of another area", left, err)
 	}
 }
