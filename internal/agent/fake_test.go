@@ -2,12 +2,14 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/network"
 )
 
 // fakeRuntime is a machine.Service that holds what it is told and does nothing by itself: the test plays the node by set.
@@ -23,6 +25,9 @@ type fakeRuntime struct {
 	away bool
 	// refuse is Ensure's answer where it is not nil.
 	refuse error
+	// networks that were set; refuseNetwork is SetNetwork's answer where it is not nil.
+	networks      map[string]network.Spec
+	refuseNetwork error
 	// removeAtOnce lets Remove answer with Removed; else the VM stays Removing until the test says more.
 	removeAtOnce bool
 	info         machine.Info
@@ -31,6 +36,7 @@ type fakeRuntime struct {
 func newFakeRuntime() *fakeRuntime {
 	return &fakeRuntime{
 		vms: map[string]machine.Status{}, specs: map[string]machine.Spec{}, watchers: map[chan machine.Update]bool{},
+		networks:     map[string]network.Spec{},
 		removeAtOnce: true,
 		info: machine.Info{
 			Version: "v0", Instance: "i1", BootID: "boot-1", Driver: "fake", Usable: true, Architecture: "amd64",
@@ -142,6 +148,60 @@ func (r *fakeRuntime) Watch(ctx context.Context, each func(machine.Update) error
 	}
 }
 
+func (r *fakeRuntime) SetNetwork(_ context.Context, spec network.Spec) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.away {
+		return errAway
+	}
+	r.calls = append(r.calls, "set "+spec.ID)
+	if err := machine.ValidateNetwork(spec); err != nil {
+		return err
+	}
+	if r.refuseNetwork != nil {
+		return r.refuseNetwork
+	}
+	r.networks[spec.ID] = spec
+	return nil
+}
+
+func (r *fakeRuntime) ForgetNetwork(_ context.Context, id string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.away {
+		return errAway
+	}
+	r.calls = append(r.calls, "forget "+id)
+	if n := r.guestsIn(id); n > 0 {
+		return fault.Errorf(fault.NetworkSetupFailed, "forgetting network", "%d VMs are in it", n)
+	}
+	delete(r.networks, id)
+	return nil
+}
+
+func (r *fakeRuntime) Networks(context.Context) ([]network.Status, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.away {
+		return nil, errAway
+	}
+	var out []network.Status
+	for _, id := range slices.Sorted(maps.Keys(r.networks)) {
+		out = append(out, network.Status{ID: id, Guests: r.guestsIn(id)})
+	}
+	return out, nil
+}
+
+func (r *fakeRuntime) guestsIn(id string) int {
+	n := 0
+	for vm, s := range r.specs {
+		if r.vms[vm].State != machine.Removed && slices.ContainsFunc(s.Interfaces, func(i network.Interface) bool { return i.Network == id }) {
+			n++
+		}
+	}
+	return n
+}
+
 func (r *fakeRuntime) Console(context.Context, string, int64, int) (machine.ConsoleChunk, error) {
 	return machine.ConsoleChunk{}, fault.Errorf(fault.NotFound, "reading console", "the fake has none")
 }
@@ -183,7 +243,10 @@ func (r *fakeRuntime) comeBack() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.away = false
-	r.specs = map[string]machine.Spec{}
+	for id, s := range r.specs {
+		s.Image.Credentials = nil
+		r.specs[id] = s
+	}
 }
 
 // told counts the calls of one kind for a VM.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 	"path"
 	"regexp"
@@ -38,6 +37,7 @@ const (
 var (
 	idPattern     = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$`)
 	namePattern   = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+	domainPattern = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?$`)
 	digestPattern = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
 )
 
@@ -153,12 +153,15 @@ func validateInterfaces(s Spec) error {
 	if len(s.Interfaces) > maxListEntries {
 		return fmt.Errorf("%d interfaces were given, at most %d are allowed", len(s.Interfaces), maxListEntries)
 	}
-	names := map[string]bool{}
+	names, macs := map[string]bool{}, map[string]bool{}
 	for i, n := range s.Interfaces {
 		if names[n.Name] {
 			return fmt.Errorf("interfaces[%d].name %q is used twice", i, n.Name)
 		}
-		names[n.Name] = true
+		if macs[n.MAC] {
+			return fmt.Errorf("interfaces[%d].mac %q is used twice", i, n.MAC)
+		}
+		names[n.Name], macs[n.MAC] = true, true
 		if err := validateInterface(n); err != nil {
 			return fmt.Errorf("interfaces[%d].%w", i, err)
 		}
@@ -167,34 +170,40 @@ func validateInterfaces(s Spec) error {
 }
 
 func validateInterface(n network.Interface) error {
-	if !idPattern.MatchString(n.Name) {
+	switch {
+	case !idPattern.MatchString(n.Name):
 		return fmt.Errorf("name must match %s", idPattern)
+	case !idPattern.MatchString(n.Network):
+		return fmt.Errorf("network must match %s", idPattern)
+	case !unicastMAC(n.MAC):
+		return fmt.Errorf("mac must be six bytes in hexadecimal, of one station")
+	case n.MTU != 0 && (n.MTU < minMTU || n.MTU > maxMTU):
+		return fmt.Errorf("mtu is %d and must be %d to %d", n.MTU, minMTU, maxMTU)
 	}
-	if mac, err := net.ParseMAC(n.MAC); err != nil || len(mac) != 6 {
-		return fmt.Errorf("mac must be six bytes in hexadecimal")
+	for field, list := range map[string][]string{"addresses": n.Addresses, "nameservers": n.Nameservers, "searchDomains": n.SearchDomains} {
+		if len(list) > maxListEntries {
+			return fmt.Errorf("%s has %d entries, at most %d are allowed", field, len(list), maxListEntries)
+		}
 	}
 	for j, a := range n.Addresses {
-		if _, err := netip.ParsePrefix(a); err != nil {
-			return fmt.Errorf("addresses[%d] must be an address with its prefix length", j)
+		if p, err := netip.ParsePrefix(a); err != nil || !p.Addr().Is4() || !unicast(p.Addr()) {
+			return fmt.Errorf("addresses[%d] must be a host's IPv4 address with its prefix length", j)
 		}
 	}
 	for j, a := range n.Nameservers {
-		if _, err := netip.ParseAddr(a); err != nil {
-			return fmt.Errorf("nameservers[%d] must be an address", j)
+		if ip, err := netip.ParseAddr(a); err != nil || ip.Zone() != "" || ip.IsLoopback() || ip.IsUnspecified() || ip.IsMulticast() {
+			return fmt.Errorf("nameservers[%d] must be the address of another machine", j)
 		}
 	}
 	for j, d := range n.SearchDomains {
-		if !namePattern.MatchString(d) {
-			return fmt.Errorf("searchDomains[%d] must match %s", j, namePattern)
+		if !domainPattern.MatchString(d) {
+			return fmt.Errorf("searchDomains[%d] must match %s", j, domainPattern)
 		}
 	}
 	if n.Gateway != "" {
-		if _, err := netip.ParseAddr(n.Gateway); err != nil {
-			return fmt.Errorf("gateway must be an address")
+		if a, err := ipv4(n.Gateway); err != nil || !unicast(a) {
+			return fmt.Errorf("gateway must be a host's IPv4 address")
 		}
-	}
-	if n.MTU != 0 && (n.MTU < 576 || n.MTU > 65535) {
-		return fmt.Errorf("mtu is %d and must be 576 to 65535", n.MTU)
 	}
 	return nil
 }

@@ -64,6 +64,7 @@ type Options struct {
 	RegistryConfig                             string
 	MetricsAddr                                string
 	LogLevel                                   string
+	NetworkOptions
 }
 
 // NewCommand makes the command line.
@@ -114,6 +115,7 @@ func (o *Options) register(f *pflag.FlagSet) {
 	f.Int64Var(&o.ReserveMiB, "reserve-mib", 512, "MiB of the state directory's file system that images and disks leave free")
 	f.IntVar(&o.BuilderUID, "builder-uid", 47111, "user that builds images, in a sandbox")
 	f.StringVar(&o.RegistryConfig, "registry-config", "", "docker config file with registry credentials for every VM of the node")
+	o.NetworkOptions.register(f, os.Getenv)
 	f.StringVar(&o.MetricsAddr, "metrics-addr", ":8081", "address to serve /metrics on; 0 serves nothing")
 	f.StringVar(&o.LogLevel, "log-level", "info", "debug, info, warn or error")
 	// ImpNode calls it cpu; both names are taken.

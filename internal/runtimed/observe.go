@@ -65,7 +65,9 @@ type observer struct {
 	adopted  prometheus.Counter
 	states   *prometheus.GaugeVec
 	synced   bool
-	last     map[string]machine.Status
+
+	mu   sync.Mutex // guards last, which is read with each scrape
+	last map[string]machine.Status
 }
 
 func newObserver(r prometheus.Registerer, d *measuredDriver) *observer {
@@ -123,6 +125,8 @@ func (o *observer) run(ctx context.Context, s machine.Service) error {
 
 // update compares a status with the last one of its VM. What was there before the runtime was, is not news.
 func (o *observer) update(now machine.Status) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	was, known := o.last[now.ID]
 	if known {
 		o.states.WithLabelValues(string(was.State)).Dec()
@@ -153,6 +157,14 @@ func (o *observer) update(now machine.Status) {
 	if now.StartedAt != nil && (was.StartedAt == nil || !was.StartedAt.Equal(*now.StartedAt)) {
 		o.started(now.Timings)
 	}
+}
+
+// nameOf gives namespace and name of a VM that is here.
+func (o *observer) nameOf(id string) (namespace, name string, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	st, ok := o.last[id]
+	return st.Namespace, st.Name, ok
 }
 
 func (o *observer) started(t machine.Timings) {

@@ -23,19 +23,9 @@ func TestMetricsCountWhatIsNew(t *testing.T) {
 	o.update(old)
 	o.update(machine.Status{ID: "new", Assignment: 1, State: machine.Pending, Counters: machine.Counters{Retries: 2}})
 	o.update(machine.Status{ID: "new", Assignment: 1, State: machine.Removed, Counters: machine.Counters{Retries: 2}})
-	got := map[string]float64{}
-	families, err := registry.Gather()
+	got, err := gather(registry)
 	if err != nil {
 		t.Fatal(err)
-	}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			key := f.GetName()
-			for _, l := range m.GetLabel() {
-				key += " " + l.GetName() + "=" + l.GetValue()
-			}
-			got[key] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetHistogram().GetSampleSum()
-		}
 	}
 	for key, want := range map[string]float64{
 		"imp_runtime_vms state=Pending": 0, "imp_runtime_vms state=Running": 1, "imp_vm_exits_total verdict=GuestPanic": 2, "imp_vm_restarts_total": 1,
@@ -48,4 +38,23 @@ func TestMetricsCountWhatIsNew(t *testing.T) {
 	if _, ok := got["imp_vm_exits_total verdict=Failed"]; ok {
 		t.Error("an exit from before the runtime was is counted")
 	}
+}
+
+// gather gives every figure by its name and labels.
+func gather(registry *prometheus.Registry) (map[string]float64, error) {
+	families, err := registry.Gather()
+	if err != nil {
+		return nil, err
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			key := f.GetName()
+			for _, l := range m.GetLabel() {
+				key += " " + l.GetName() + "=" + l.GetValue()
+			}
+			got[key] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetHistogram().GetSampleSum()
+		}
+	}
+	return got, nil
 }

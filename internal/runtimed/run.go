@@ -26,7 +26,6 @@ import (
 	"imp.dev/imp/internal/machine/plan"
 	"imp.dev/imp/internal/machine/rpc"
 	"imp.dev/imp/internal/metrics"
-	"imp.dev/imp/internal/network/none"
 	"imp.dev/imp/internal/process"
 	"imp.dev/imp/internal/record"
 	"imp.dev/imp/internal/version"
@@ -37,6 +36,10 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	if o.AgentGID < 0 {
 		o.AgentGID = o.AgentUID
 	}
+	var err error
+	if o.NetworkOptions, err = o.NetworkOptions.complete(o.VMM, o.HostNamespaces); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
 		return fmt.Errorf("making state directory: %w", err)
 	}
@@ -45,28 +48,25 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 		return err
 	}
 	defer lock.Close()
-	e, driver, images, err := assemble(o, log)
+	p, err := assemble(o, log)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err := e.Close(); err != nil {
-			log.Error("engine not closed", "error", err)
-		}
-		if c, ok := images.(io.Closer); ok {
-			_ = c.Close()
-		}
-	}()
+	defer p.close(log)
 	listener, err := listen(o)
 	if err != nil {
 		return err
 	}
 	registry := metrics.NewRegistry("imp-runtime")
-	observed := newObserver(registry, driver)
-	server := rpc.NewServer(informed{Service: e, kernel: driver.kernel}, peers(o))
+	observed := newObserver(registry, p.driver)
+	registry.MustRegister(newTraffic(p.network, observed.nameOf))
+	server := rpc.NewServer(informed{Service: p.engine, kernel: p.driver.kernel}, peers(o))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddr, registry) })
-	group.Go(func() error { return observed.run(ctx, e) })
+	group.Go(func() error { return observed.run(ctx, p.engine) })
+	if p.network.run != nil {
+		group.Go(func() error { return p.network.run(ctx) })
+	}
 	group.Go(func() error {
 		if err := server.Serve(listener); err != nil {
 			return fmt.Errorf("serving: %w", err)
@@ -78,9 +78,9 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 		server.Stop()
 		return nil
 	})
-	log.Info("imp-runtime serves", "version", version.String(), "instance", e.Instance(), "socket", listener.Addr().String(), "vmm", o.VMM)
+	log.Info("imp-runtime serves", "version", version.String(), "instance", p.engine.Instance(), "socket", listener.Addr().String(), "vmm", o.VMM, "network", o.Network)
 	err = group.Wait()
-	log.Info("imp-runtime ends, VMs go on", "instance", e.Instance())
+	log.Info("imp-runtime ends, VMs go on", "instance", p.engine.Instance())
 	if errors.Is(err, context.Canceled) {
 		return nil
 	}
@@ -91,15 +91,37 @@ func peers(o Options) []uint32 {
 	return []uint32{0, uint32(os.Geteuid()), uint32(o.AgentUID)}
 }
 
+// parts of a runtime that serves.
+type parts struct {
+	engine  *engine.Engine
+	driver  *measuredDriver
+	images  image.Store
+	network hostNetwork
+}
+
+func (p parts) close(log *slog.Logger) {
+	if err := p.engine.Close(); err != nil {
+		log.Error("engine not closed", "error", err)
+	}
+	if c, ok := p.images.(io.Closer); ok {
+		_ = c.Close()
+	}
+	if p.network.close != nil {
+		if err := p.network.close(); err != nil {
+			log.Error("network not closed", "error", err)
+		}
+	}
+}
+
 // assemble puts the parts together and starts the engine.
-func assemble(o Options, log *slog.Logger) (*engine.Engine, *measuredDriver, image.Store, error) {
+func assemble(o Options, log *slog.Logger) (parts, error) {
 	records, err := engine.OpenRecords(o.StateDir, log)
 	if err != nil {
-		return nil, nil, nil, err
+		return parts{}, err
 	}
-	fail := func(err error) (*engine.Engine, *measuredDriver, image.Store, error) {
+	fail := func(err error) (parts, error) {
 		_ = records.Close()
-		return nil, nil, nil, err
+		return parts{}, err
 	}
 	budget, err := budgetOf(o)
 	if err != nil {
@@ -109,29 +131,31 @@ func assemble(o Options, log *slog.Logger) (*engine.Engine, *measuredDriver, ima
 	if err != nil {
 		return fail(err)
 	}
+	p := parts{}
 	tree, info := cgroups(o, records.Instance(), log)
-	driver, err := newDriver(o, records.Instance(), tree, log)
-	if err != nil {
+	if p.driver, err = newDriver(o, records.Instance(), tree, log); err != nil {
 		return fail(err)
 	}
-	images, err := newImages(o, records.Instance(), log)
-	if err != nil {
+	if p.images, err = newImages(o, records.Instance(), log); err != nil {
+		return fail(err)
+	}
+	if p.network, err = newNetwork(o); err != nil {
 		return fail(err)
 	}
 	limits := plan.DefaultLimits()
 	limits.Boot = o.BootDeadline
 	clk := clock.RealClock{}
-	e, err := engine.New(engine.Config{
-		Records: records, StateDir: o.StateDir, RunDir: o.RunDir, Driver: driver, Images: images, Disks: newDisks(o), Network: none.Network{},
+	p.engine, err = engine.New(engine.Config{
+		Records: records, StateDir: o.StateDir, RunDir: o.RunDir, Driver: p.driver, Images: p.images, Disks: newDisks(o), Network: p.network,
 		Guest:  func(dial guest.Dialer) guest.Client { return channel.New(dial, clk, log) },
 		Kernel: o.Kernel, Initramfs: o.Initramfs, Budget: budget, HostBootID: bootID, Limits: limits, MaxBoots: o.MaxBoots, Info: info,
 		Architecture: runtime.GOARCH, Clock: clk, Log: log,
 	})
-	return e, driver, images, err
+	return p, err
 }
 
 func cgroups(o Options, instance string, log *slog.Logger) (*cgroup.Tree, machine.Info) {
-	info := machine.Info{Version: version.String(), Features: []string{"console", "readiness-http"}}
+	info := machine.Info{Version: version.String(), Features: []string{"console", "readiness-http", "networks"}}
 	if os.Geteuid() != 0 {
 		log.Warn("not root: VMs have no cgroups and no users of their own")
 		return nil, info

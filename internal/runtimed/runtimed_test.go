@@ -18,6 +18,7 @@ import (
 	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/machine/machinetest"
 	"imp.dev/imp/internal/machine/rpc"
+	networkfake "imp.dev/imp/internal/network/fake"
 	"imp.dev/imp/internal/runtimed"
 )
 
@@ -117,9 +118,13 @@ func newProcess(t *testing.T, args ...string) *process {
 func TestKilledRuntime(t *testing.T) {
 	machinetest.RunWithoutImages(t, func(t *testing.T) *machinetest.Harness {
 		p := newProcess(t)
+		attached, err := networkfake.New(filepath.Join(p.dir, "state", "network"))
+		if err != nil {
+			t.Fatal(err)
+		}
 		h := &machinetest.Harness{
 			StateDir: filepath.Join(p.dir, "state"), RunDir: filepath.Join(p.dir, "run"), Log: logFile(filepath.Join(p.dir, "log")),
-			Digest: imagefake.Digest(machinetest.Reference), Attached: func() []string { return nil },
+			Digest: imagefake.Digest(machinetest.Reference), Network: attached,
 		}
 		h.Instance = func() string {
 			b, err := os.ReadFile(filepath.Join(h.StateDir, "instance"))

@@ -89,6 +89,11 @@ func (w *worker) doStartVMM(ctx context.Context, _ plan.Step) error {
 	if err := w.takeBoot(ctx); err != nil {
 		return err
 	}
+	if !w.attachedAsWished() {
+		w.giveBoot()
+		w.closeAttachments() // the plan attaches them anew
+		return nil
+	}
 	if err := w.beginBoot(); err != nil {
 		w.giveBoot() // nothing boots; the step that gives it back otherwise never comes
 		return err
@@ -118,6 +123,12 @@ func (w *worker) doStartVMM(ctx context.Context, _ plan.Step) error {
 	w.log.Info("VMM started", "incarnation", b.Incarnation, "run", b.Run, "pid", instance.PID())
 	w.openSession(ctx, instance)
 	return nil
+}
+
+// attachedAsWished says that the open TAPs are those of the present Spec: it may have changed since they were opened, and the guest is
+// told what the Spec says.
+func (w *worker) attachedAsWished() bool {
+	return plan.SameInterfaces(w.attachedFor, w.recordNow().Spec.Interfaces)
 }
 
 // beginBoot writes the intent to launch.

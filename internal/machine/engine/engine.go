@@ -93,6 +93,11 @@ type Engine struct {
 	capabilitiesMu sync.Mutex
 	capabilities   vmm.Capabilities
 	probedAt       time.Time
+
+	networkMu sync.Mutex
+	// networks as they were set since this process began, without their peers.
+	networks map[string]network.Spec
+	host     network.Host // as last seen
 }
 
 var _ machine.Service = (*Engine)(nil)
@@ -109,7 +114,7 @@ func New(c Config) (*Engine, error) {
 		c.Limits = plan.DefaultLimits()
 	}
 	e := &Engine{
-		config: c, records: c.Records, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{},
+		config: c, records: c.Records, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{}, networks: map[string]network.Spec{},
 		paths: paths{state: filepath.Join(c.StateDir, "vm"), run: filepath.Join(c.RunDir, "vm"), trash: filepath.Join(c.StateDir, "trash")},
 	}
 	if c.MaxBoots > 0 {

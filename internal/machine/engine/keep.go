@@ -2,6 +2,7 @@ package engine
 
 import (
 	"reflect"
+	"slices"
 	"time"
 
 	"imp.dev/imp/internal/fault"
@@ -180,7 +181,11 @@ func canonical(s machine.Spec) machine.Spec {
 	}
 	s.Workload.Command, s.Workload.Args = empty(s.Workload.Command), empty(s.Workload.Args)
 	s.Workload.Env, s.Workload.DataPaths = empty(s.Workload.Env), empty(s.Workload.DataPaths)
-	s.Interfaces, s.Script = empty(s.Interfaces), empty(s.Script)
+	s.Interfaces, s.Script = empty(slices.Clone(s.Interfaces)), empty(s.Script)
+	for i := range s.Interfaces {
+		n := &s.Interfaces[i]
+		n.Addresses, n.Nameservers, n.SearchDomains = empty(n.Addresses), empty(n.Nameservers), empty(n.SearchDomains)
+	}
 	return s
 }
 

@@ -107,11 +107,12 @@ func (w *worker) doAttachNetwork(ctx context.Context, _ plan.Step) error {
 	if err := w.commit(func(next *plan.Record) { next.NetworkUsed = true }); err != nil {
 		return err
 	}
-	attachments, err := w.engine.config.Network.Attach(ctx, w.id, w.recordNow().Spec.Interfaces)
+	interfaces := w.recordNow().Spec.Interfaces
+	attachments, err := w.engine.config.Network.Attach(ctx, w.id, interfaces)
 	if err != nil {
 		return fault.New(fault.NetworkSetupFailed, "attaching network", err)
 	}
-	w.attachments = attachments
+	w.attachments, w.attachedFor = attachments, interfaces
 	w.setAttached(true)
 	w.keep(func(next *plan.Record) { next.Timings.Network = w.engine.clock.Since(began) })
 	return nil
@@ -129,7 +130,7 @@ func (w *worker) closeAttachments() {
 			_ = a.TAP.Close()
 		}
 	}
-	w.attachments = nil
+	w.attachments, w.attachedFor = nil, nil
 	w.setAttached(false)
 }
 

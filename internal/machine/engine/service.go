@@ -30,6 +30,7 @@ func (e *Engine) Info(ctx context.Context) (machine.Info, error) {
 		return machine.Info{}, fault.New(fault.DiskFailed, "measuring image cache", err)
 	}
 	info.ImageCache = usage
+	info.Network = e.networkHost(ctx)
 	return info, nil
 }
 
@@ -140,12 +141,7 @@ func (e *Engine) Remove(ctx context.Context, ref machine.Ref, grace time.Duratio
 
 // List implements machine.Service.
 func (e *Engine) List(context.Context) ([]machine.Status, error) {
-	e.mu.Lock()
-	workers := make([]*worker, 0, len(e.workers))
-	for _, w := range e.workers {
-		workers = append(workers, w)
-	}
-	e.mu.Unlock()
+	workers := e.allWorkers()
 	out := make([]machine.Status, 0, len(workers))
 	for _, w := range workers {
 		out = append(out, w.status())

@@ -44,6 +44,7 @@ type worker struct {
 	// Of the worker's goroutine alone.
 	session     *session
 	attachments []network.Attachment
+	attachedFor []network.Interface // what attachments were made for
 	attached    bool
 	booting     bool // holds one of Engine.boots
 }

@@ -19,6 +19,7 @@ import (
 
 	"imp.dev/imp/internal/image"
 	"imp.dev/imp/internal/machine"
+	networkfake "imp.dev/imp/internal/network/fake"
 	"imp.dev/imp/internal/restart"
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 )
@@ -40,12 +41,10 @@ type Harness struct {
 	Images *Images
 	// Digest of the suite's image.
 	Digest string
-	// Networks says that the node can attach interfaces.
-	Networks bool
+	// Network of the node. Where the runtime is another process it only shows what is there and cannot be made to fail.
+	Network *networkfake.Network
 	// StateDir and RunDir of the runtime.
 	StateDir, RunDir string
-	// Attached lists what the network holds.
-	Attached func() []string
 	// Log of the runtime.
 	Log fmt.Stringer
 }
@@ -113,7 +112,11 @@ func (h *Harness) Leftovers(t *testing.T) []string {
 			out = append(out, filepath.Join(dir, e.Name()))
 		}
 	}
-	for _, id := range h.Attached() {
+	attached, err := h.Network.Attached(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range attached {
 		out = append(out, "network attachment of "+id)
 	}
 	return out

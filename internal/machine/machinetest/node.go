@@ -37,14 +37,7 @@ func NewEngine(t *testing.T, wrap func(t *testing.T, s machine.Service) (machine
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &Harness{Images: images, StateDir: filepath.Join(root, "state"), RunDir: filepath.Join(root, "run"), Log: log, Digest: digest(Reference), Networks: true}
-	h.Attached = func() []string {
-		ids, err := network.Attached(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ids
-	}
+	h := &Harness{Images: images, StateDir: filepath.Join(root, "state"), RunDir: filepath.Join(root, "run"), Log: log, Digest: digest(Reference), Network: network}
 	var e *engine.Engine
 	bootID, err := process.BootID()
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"imp.dev/imp/internal/fault"
 	guestfake "imp.dev/imp/internal/guest/fake"
 	"imp.dev/imp/internal/machine"
-	"imp.dev/imp/internal/network"
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 )
 
@@ -69,12 +68,7 @@ func watching(t *testing.T, h *Harness) {
 }
 
 func adopted(t *testing.T, h *Harness) {
-	s := NewSpec(IsPersistent, WithScript(vmmfake.Script{}), func(s *machine.Spec) {
-		if !h.Networks {
-			return
-		}
-		s.Interfaces = []network.Interface{{Name: "eth0", MAC: "02:00:00:00:00:01", Addresses: []string{"10.0.0.2/24"}}}
-	})
+	s := NewSpec(IsPersistent, WithScript(vmmfake.Script{}), In(setNetwork(t, h)))
 	ensure(t, h, s)
 	before := awaitState(t, h, s.ID, machine.Running)
 	pids := h.PIDs(t, s.ID)
@@ -226,6 +220,7 @@ func churn(t *testing.T, h *Harness) {
 		{}, exits(0, 50*time.Millisecond, "x"), exits(1, 0, ""), ends(vmmfake.Panic, 20*time.Millisecond), ends(vmmfake.Killed, 0),
 		{StartError: "broken"}, {Guest: guestfake.Script{Silent: true}}, {Guest: guestfake.Script{DropEveryMillis: 50}},
 	}
+	network := setNetwork(t, h)
 	var service sync.RWMutex // held for writing while the runtime is down
 	var group sync.WaitGroup
 	for n := range 20 {
@@ -237,8 +232,8 @@ func churn(t *testing.T, h *Harness) {
 				if n%2 == 0 {
 					IsPersistent(s)
 				}
-				if n%3 == 0 && h.Networks {
-					s.Interfaces = []network.Interface{{Name: "eth0", MAC: "02:00:00:00:00:01"}}
+				if n%3 == 0 {
+					In(network)(s)
 				}
 			})
 			order := func(f func() error) {

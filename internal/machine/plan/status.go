@@ -2,8 +2,10 @@ package plan
 
 import (
 	"reflect"
+	"slices"
 
 	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/network"
 )
 
 // Status makes the whole truth of a record and what is being done. progress is shown as it is.
@@ -52,7 +54,15 @@ func RestartRequired(r Record) bool {
 	}
 	was, is := b.Spec, r.Spec
 	return was.Image.Reference != is.Image.Reference || was.VCPU != is.VCPU || was.MemoryMiB != is.MemoryMiB || was.DiskGiB != is.DiskGiB ||
-		!reflect.DeepEqual(was.Workload, is.Workload) || !reflect.DeepEqual(was.Interfaces, is.Interfaces)
+		!reflect.DeepEqual(was.Workload, is.Workload) || !SameInterfaces(was.Interfaces, is.Interfaces)
+}
+
+// SameInterfaces says that a guest would see no difference. A list that is empty and one that is not there are one.
+func SameInterfaces(a, b []network.Interface) bool {
+	return slices.EqualFunc(a, b, func(x, y network.Interface) bool {
+		return x.Name == y.Name && x.Network == y.Network && x.MAC == y.MAC && x.Gateway == y.Gateway && x.MTU == y.MTU &&
+			slices.Equal(x.Addresses, y.Addresses) && slices.Equal(x.Nameservers, y.Nameservers) && slices.Equal(x.SearchDomains, y.SearchDomains)
+	})
 }
 
 // Need is what a VM takes of the node's budget.

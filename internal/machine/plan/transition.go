@@ -307,6 +307,13 @@ func (r *Record) StepSucceeded(kind Kind) {
 	}
 }
 
+// TryNow ends the wait of a step that failed. How often it failed stays: if it fails again it waits longer than before.
+func (r *Record) TryNow() {
+	if r.Retry != nil {
+		r.Retry.NotBefore, r.Retry.Permanent = time.Time{}, false
+	}
+}
+
 // LacksSecrets shows that the pull waits for secrets. It says whether that is news.
 func (r *Record) LacksSecrets(why string, now time.Time) bool {
 	return set(&r.Checks.Disk, false, fault.WaitingForSecrets, why, now)

@@ -6,7 +6,8 @@
 // same fault.Error of it. Nothing here logs a request: it may hold credentials.
 package rpc
 
-// Sizes in bytes. A request holds at most machine.MaxWorkloadBytes of workload beside small things; a list a few KiB a VM.
+// Sizes in bytes. A request holds at most machine.MaxWorkloadBytes of workload beside small things, or a network of machine.MaxPeers
+// at some 55 bytes each; a list a few KiB a VM.
 const (
 	maxRequest  = 8 << 20
 	maxResponse = 64 << 20

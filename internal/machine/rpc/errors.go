@@ -50,16 +50,19 @@ func errorToWire(err error) error {
 	if len(text) > maxMessage {
 		text = text[:maxMessage]
 	}
-	st := status.New(codeOf(f.Reason), strings.ToValidUTF8(text, "\uFFFD"))
+	st := status.New(codeOf(f.Reason), validText(text))
 	cause := strings.TrimPrefix(text, f.Stage+": ")
 	detailed, detailErr := st.WithDetails(&runtimev1.FaultDetail{
-		Reason: string(f.Reason), Stage: strings.ToValidUTF8(f.Stage, "\uFFFD"), Permanent: f.Permanent, Message: []byte(cause),
+		Reason: string(f.Reason), Stage: validText(f.Stage), Permanent: f.Permanent, Message: []byte(cause),
 	})
 	if detailErr != nil {
 		return st.Err()
 	}
 	return detailed.Err()
 }
+
+// validText is what a string field can carry.
+func validText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // errorFromWire makes the fault.Error again that errorToWire was given. An error of the connection is Unavailable.
 func errorFromWire(stage string, err error) error {

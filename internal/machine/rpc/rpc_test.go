@@ -17,6 +17,7 @@ import (
 	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/machine/machinetest"
 	"imp.dev/imp/internal/machine/rpc"
+	"imp.dev/imp/internal/network"
 	"imp.dev/imp/internal/process"
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 )
@@ -152,6 +153,7 @@ func TestEveryStatusArrivesAsItWasSent(t *testing.T) {
 		Version: "v", Instance: "i", BootID: "b", Features: []string{"f"}, Driver: "d", Usable: true, Problem: "p", VMMVersion: "w", Accelerator: "a",
 		KernelDigest: "k", CgroupVersion: "v2", Architecture: "amd64", BudgetVCPU: 1, BudgetMemoryMiB: 2, BudgetDiskGiB: 3, OverheadMiB: 4,
 		ImageCache: image.Usage{Bytes: 1, Budget: 2, Bases: 3, InUse: 4},
+		Network:    network.Host{VTEP: "192.0.2.1", MTU: 1500, Port: 14789, Addresses: []string{"192.0.2.1", "10.0.0.1"}, ForwardBlocked: "chain FORWARD of table filter drops"},
 	}
 	list, err := client.List(t.Context())
 	if err != nil {

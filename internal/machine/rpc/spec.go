@@ -77,13 +77,14 @@ func workloadFromWire(w *runtimev1.Workload) machine.Workload {
 
 func interfaceToWire(n network.Interface) *runtimev1.Interface {
 	return &runtimev1.Interface{
-		Name: n.Name, Mac: n.MAC, Addresses: n.Addresses, Gateway: n.Gateway, Mtu: int64(n.MTU), Nameservers: n.Nameservers, SearchDomains: n.SearchDomains,
+		Name: n.Name, Network: n.Network, Mac: n.MAC, Addresses: n.Addresses, Gateway: n.Gateway, Mtu: int64(n.MTU), Nameservers: n.Nameservers,
+		SearchDomains: n.SearchDomains,
 	}
 }
 
 func interfaceFromWire(n *runtimev1.Interface) network.Interface {
 	return network.Interface{
-		Name: n.GetName(), MAC: n.GetMac(), Addresses: n.GetAddresses(), Gateway: n.GetGateway(), MTU: int(n.GetMtu()),
+		Name: n.GetName(), Network: n.GetNetwork(), MAC: n.GetMac(), Addresses: n.GetAddresses(), Gateway: n.GetGateway(), MTU: int(n.GetMtu()),
 		Nameservers: n.GetNameservers(), SearchDomains: n.GetSearchDomains(),
 	}
 }

@@ -90,6 +90,7 @@ func infoToWire(i machine.Info) *runtimev1.InfoResponse {
 		ImageCache: &runtimev1.ImageCache{
 			Bytes: i.ImageCache.Bytes, Budget: i.ImageCache.Budget, Bases: int64(i.ImageCache.Bases), InUse: int64(i.ImageCache.InUse),
 		},
+		Network: hostToWire(i.Network),
 	}
 }
 
@@ -101,5 +102,6 @@ func infoFromWire(i *runtimev1.InfoResponse) machine.Info {
 		KernelDigest: i.GetKernelDigest(), CgroupVersion: i.GetCgroupVersion(), Architecture: i.GetArchitecture(),
 		BudgetVCPU: i.GetBudgetVcpu(), BudgetMemoryMiB: i.GetBudgetMemoryMib(), BudgetDiskGiB: i.GetBudgetDiskGib(), OverheadMiB: i.GetOverheadMib(),
 		ImageCache: image.Usage{Bytes: c.GetBytes(), Budget: c.GetBudget(), Bases: int(c.GetBases()), InUse: int(c.GetInUse())},
+		Network:    hostFromWire(i.GetNetwork()),
 	}
 }
