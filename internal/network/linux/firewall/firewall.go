@@ -2,7 +2,7 @@
 // host takes from it and from other nodes.
 //
 //	bridge imp (network's namespace)  from a TAP only ARP and IPv4 of the guest's own MAC and address; from the overlay no gateway's MAC
-//	ip     imp (network's namespace)  pings to the gateway; what may leave to the host and what may come from it; SNAT to the veth's address
+//	inet   imp (network's namespace)  pings to the gateway; what may leave to the host and what may come from it; SNAT to the veth's address
 //	ip     imp-INSTANCE (host)        no address of the node for guests; nothing from one network to another; masquerade; VXLAN from peers alone
 //	foreign forward chains (host)     accept rules for our veths at their heads, marked with the instance
 //
@@ -12,10 +12,13 @@
 // ns is always an open descriptor of the network namespace that is meant; it stays the caller's. Calls for one namespace must not
 // overlap: between looking and writing the kernel's state must not be changed by us. Errors are plain and say what was being done
 // to which table.
+//
+// What the rules count on, and the caller makes: ports of the bridge do not learn (a frame to 01-80-C2-00-00-0E is learned from
+// before any rule sees it), and the bridge's group_fwd_mask has every bit that may be set (fff8), or such frames pass by the bridge's rules
+// and are not counted.
 package firewall
 
 import (
-	"errors"
 	"net"
 	"net/netip"
 )
@@ -55,7 +58,7 @@ type Host struct {
 	Instance string
 	// Prefix of the names of our veths' ends in the host's namespace, and of no other device there.
 	Prefix string
-	// Transits are the networks' ends of the ways to the host: sources that are masqueraded.
+	// Transits are the networks' ends of the ways to the host: the only sources that are taken from them, and masqueraded.
 	Transits []netip.Addr
 	// Egress holds the only interface that what comes out of a veth may leave by, by the veth's name. A veth that is not in it
 	// is not restricted.
@@ -72,39 +75,3 @@ type Peer struct {
 	VNI  uint32
 	VTEP netip.Addr
 }
-
-// EnsureNetwork makes both tables of the network's namespace be what n and guests say; guests are all there are. Counters of ports
-// that stay are kept over a rewrite; packets dropped between its reading and its commit, some microseconds, are not counted.
-// changed says that something was written: a sweep that expects nothing to do has found a stranger's hand.
-func EnsureNetwork(ns int, n Network, guests []Guest) (changed bool, err error) {
-	return false, errNotWritten
-}
-
-// AddGuest lets a guest send, in one transaction that touches sets alone and costs the same however many guests there are. A guest
-// that is there already is success. It fails when EnsureNetwork has not been called or its tables are gone.
-func AddGuest(ns int, g Guest) error { return errNotWritten }
-
-// RemoveGuest undoes AddGuest; the port's counter goes with it, read it before. A guest that is not there, or has no table to be in,
-// is success.
-func RemoveGuest(ns int, g Guest) error { return errNotWritten }
-
-// Dropped gives how many packets each port has sent that were not its to send, by the port's name. No table gives an empty map.
-func Dropped(ns int) (map[string]uint64, error) { return nil, errNotWritten }
-
-// EnsureHost makes the instance's table in the host's namespace be what h says.
-func EnsureHost(ns int, h Host) (changed bool, err error) { return false, errNotWritten }
-
-// RemoveHost removes the instance's table; none is success.
-func RemoveHost(ns int, instance string) error { return errNotWritten }
-
-// EnsureForward lets traffic from and to our veths pass foreign chains of the host that may drop what is forwarded, by rules at
-// their heads that concern our veths alone. It finds those it has made by their mark and repairs them. blocked names what drops,
-// or may drop, and could not be amended, each "family table chain: why"; nil when nothing stands in the way.
-func EnsureForward(ns int, instance, prefix string) (blocked []string, err error) {
-	return nil, errNotWritten
-}
-
-// RemoveForward takes the rules of EnsureForward out again. None is success; so is a chain that is gone.
-func RemoveForward(ns int, instance string) error { return errNotWritten }
-
-var errNotWritten = errors.New("not written yet") //nolint:gochecknoglobals // goes with the first body
