@@ -14,6 +14,8 @@ dpkg-deb             dpkg
 xz                   xz-utils
 bzip2                bzip2
 pgrep                procps
+ip                   iproute2
+musl-gcc             musl-tools
 '
 export PATH="$PATH:/usr/sbin:/sbin"
 

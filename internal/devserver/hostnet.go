@@ -54,10 +54,12 @@ func podRange(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(1 + i), 0}), 24)
 }
 
+func (p Places) instanceFile(node string) string { return filepath.Join(p.stateDir(node), "instance") }
+
 // networks are what the names of the network namespaces of these places' runtimes begin with: each runtime has an instance id in
 // its state directory.
 func (p Places) networks() []string {
-	files, err := filepath.Glob(filepath.Join(p.Data, "*", "instance"))
+	files, err := filepath.Glob(p.instanceFile("*"))
 	if err != nil {
 		return nil // the pattern's fault alone
 	}
@@ -69,4 +71,10 @@ func (p Places) networks() []string {
 		}
 	}
 	return prefixes
+}
+
+// NetworkNamespace is where the node has the guests' network of that UID. It is there while a guest is.
+func (s *Server) NetworkNamespace(node, uid string) fabric.Namespace {
+	id, _ := os.ReadFile(s.Places.instanceFile(node)) // without one there is no such namespace, whatever the name
+	return fabric.Namespace{Name: "imp-" + strings.TrimSpace(string(id)) + "-" + uid[:min(8, len(uid))]}
 }
