@@ -206,6 +206,25 @@ func (d *run) consoles(ctx context.Context, vms []v1alpha1.ImpVM) error {
 	return errors.Join(problems...)
 }
 
+// noNetworkLeft waits until the nodes have taken away the networks of the guests that are gone.
+func (d *run) noNetworkLeft(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, deleteTimeout)
+	defer cancel()
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		left, err := d.server.Networks()
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("deleting the VMs: these network namespaces are left: %s", strings.Join(left, ", "))
+		case <-ticker.C:
+		}
+	}
+}
+
 // delete deletes the VMs, waits until the objects are gone, and looks for what is left of them.
 func (d *run) delete(ctx context.Context, vms []v1alpha1.ImpVM) error {
 	fmt.Fprintln(d.out, "\nkubectl delete impvm --all")
@@ -225,6 +244,9 @@ func (d *run) delete(ctx context.Context, vms []v1alpha1.ImpVM) error {
 	if len(left) > 0 {
 		return fmt.Errorf("deleting the VMs: this is left of them:\n  %s", strings.Join(left, "\n  "))
 	}
-	fmt.Fprintln(d.out, "No process, cgroup, disk or socket of them is left.")
+	if err := d.noNetworkLeft(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintln(d.out, "No process, cgroup, network, disk or socket of them is left.")
 	return nil
 }
