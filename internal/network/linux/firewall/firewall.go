@@ -58,7 +58,7 @@ type Host struct {
 	Instance string
 	// Prefix of the names of our veths' ends in the host's namespace, and of no other device there.
 	Prefix string
-	// Transits are the networks' ends of the ways to the host: the only sources that are taken from them, and masqueraded.
+	// Transits are the networks' ends of the ways to the host: the only sources that connections are taken from, and masqueraded.
 	Transits []netip.Addr
 	// Egress holds the only interface that what comes out of a veth may leave by, by the veth's name. A veth that is not in it
 	// is not restricted.

@@ -76,8 +76,8 @@ func (h Host) table() table {
 		// Whoever claims to be a peer must come from where the peer is. This is judged here, because the way back can be asked for
 		// only here before Linux 6.0; and whatever the port, because another's DNAT may yet make it ours.
 		all(protocol(unix.IPPROTO_UDP), sender, in(peersSet), wayBack, drop()),
+		all(fromOurs(h.Prefix), state(known), accept()), // a guest's answer to the node has the guest's address
 		all(fromOurs(h.Prefix), source, outside(transitsSet), drop()),
-		all(fromOurs(h.Prefix), state(known), accept()),
 	}
 	// What a guest asks the node itself for ends before anybody's DNAT, so that a NodePort is no way to it either.
 	for _, kind := range []byte{unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_ANYCAST, unix.RTN_MULTICAST} {

@@ -124,6 +124,18 @@ func (ns namespace) sysctl(t testing.TB, name, value string) {
 	ns.do(t, func() error { return os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o600) })
 }
 
+// narrow sets a device's MTU.
+func (ns namespace) narrow(t testing.TB, device string, mtu int) {
+	t.Helper()
+	ns.do(t, func() error {
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(link, mtu)
+	})
+}
+
 // wire makes a veth between both namespaces, up on both sides. A zero MAC is the kernel's choice.
 func wire(t testing.TB, one namespace, oneName string, oneMAC net.HardwareAddr, other namespace, otherName string, otherMAC net.HardwareAddr) {
 	t.Helper()
