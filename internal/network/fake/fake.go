@@ -146,10 +146,6 @@ func (n *Network) Attach(_ context.Context, vmID string, interfaces []network.In
 	if n.err != nil {
 		return nil, fault.New(fault.NetworkSetupFailed, stage, n.err)
 	}
-	attached, err := n.attached()
-	if err != nil {
-		return nil, fault.New(fault.NetworkSetupFailed, stage, err)
-	}
 	for _, i := range interfaces {
 		if i.Network == "" {
 			continue
@@ -157,9 +153,12 @@ func (n *Network) Attach(_ context.Context, vmID string, interfaces []network.In
 		if err := n.read(networksDir, i.Network, &network.Spec{}); err != nil {
 			return nil, fault.Errorf(fault.NetworkSetupFailed, stage, "network %s of interface %s is not known here", i.Network, i.Name)
 		}
-		if !on(attached[vmID], i.Network) && guests(attached, i.Network) >= network.MaxGuests {
-			return nil, fault.Errorf(fault.NetworkSetupFailed, stage, "network %s is full on this node: it has %d guests, the most a bridge can hold", i.Network, network.MaxGuests)
-		}
+	}
+	if err := n.fits(vmID, interfaces); err != nil {
+		return nil, fault.New(fault.NetworkSetupFailed, stage, err)
+	}
+	if len(interfaces) == 0 {
+		return nil, fault.New(fault.NetworkSetupFailed, stage, n.remove(vmsDir, vmID))
 	}
 	var out []network.Attachment
 	for _, i := range interfaces {
@@ -212,6 +211,23 @@ func (n *Network) Counters(context.Context) ([]network.Counters, error) {
 		return cmp.Or(cmp.Compare(a.VM, b.VM), cmp.Compare(a.Interface, b.Interface))
 	})
 	return out, nil
+}
+
+// fits says whether each network takes one more guest.
+func (n *Network) fits(vmID string, interfaces []network.Interface) error {
+	if vms, err := n.list(vmsDir); err != nil || len(vms) < network.MaxGuests {
+		return err
+	}
+	attached, err := n.attached()
+	if err != nil {
+		return err
+	}
+	for _, i := range interfaces {
+		if !on(attached[vmID], i.Network) && guests(attached, i.Network) >= network.MaxGuests {
+			return fmt.Errorf("network %s is full on this node: it has %d guests, the most a bridge can hold", i.Network, network.MaxGuests)
+		}
+	}
+	return nil
 }
 
 func (n *Network) attached() (map[string][]network.Interface, error) {
