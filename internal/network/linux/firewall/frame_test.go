@@ -70,18 +70,26 @@ func checksum(b []byte) uint16 {
 // send puts a frame onto a device of the namespace.
 func (ns namespace) send(t testing.TB, device string, frame []byte) {
 	t.Helper()
-	ns.do(t, func() error {
-		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
+	ns.do(t, func() error { return sendFrames(device, frame) })
+}
+
+// sendFrames does so in the calling thread's namespace.
+func sendFrames(device string, frames ...[]byte) error {
+	socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	link, err := net.InterfaceByName(device)
+	if err != nil {
+		return err
+	}
+	for _, f := range frames {
+		if err := unix.Sendto(socket, f, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
 			return err
 		}
-		defer unix.Close(socket)
-		link, err := net.InterfaceByName(device)
-		if err != nil {
-			return err
-		}
-		return unix.Sendto(socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Index})
-	})
+	}
+	return nil
 }
 
 // watcher keeps every frame that a device received.

@@ -15,14 +15,20 @@ import (
 // namespace is a network namespace that a test has made; it ends with the test, and every device in it.
 type namespace int
 
+// missing ends a test that cannot be run here.
+func missing(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("IMP_REQUIRE_ALL") == "1" {
+		t.Fatalf("needs %s, and IMP_REQUIRE_ALL=1 allows no skip", what)
+	}
+	t.Skip("needs " + what)
+}
+
 // newNamespace makes one with its loopback up.
 func newNamespace(t testing.TB) namespace {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		if os.Getenv("IMP_REQUIRE_ALL") == "1" {
-			t.Fatal("needs root, and IMP_REQUIRE_ALL=1 allows no skip")
-		}
-		t.Skip("needs root")
+		missing(t, "root")
 	}
 	made := make(chan namespace, 1)
 	failed := make(chan error, 1)

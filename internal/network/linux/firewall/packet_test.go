@@ -226,11 +226,15 @@ func TestOnlyTheNodeOpensConnectionsToItsGuests(t *testing.T) {
 }
 
 // A connection that is open is judged by what the network is now.
-func TestAnOpenConnectionIsCutByWhatForbidsIt(t *testing.T) {
+func TestAnOpenConnectionIsCutByWhatForbidsItAlone(t *testing.T) {
 	t.Parallel()
-	for sentence, change := range map[string]func(*firewall.Network){
-		"its destination becomes denied": func(n *firewall.Network) { n.Denied = append(n.Denied, netip.MustParsePrefix("198.51.100.0/24")) },
-		"NAT is switched off":            func(n *firewall.Network) { n.NAT = false },
+	for sentence, tc := range map[string]struct {
+		change func(*firewall.Network)
+		goesOn bool
+	}{
+		"its destination becomes denied": {func(n *firewall.Network) { n.Denied = append(n.Denied, netip.MustParsePrefix("198.51.100.0/24")) }, false},
+		"NAT is switched off":            {func(n *firewall.Network) { n.NAT = false }, false},
+		"another range becomes denied":   {func(n *firewall.Network) { n.Denied = append(n.Denied, netip.MustParsePrefix("203.0.113.0/24")) }, true},
 	} {
 		t.Run(sentence, func(t *testing.T) {
 			t.Parallel()
@@ -250,10 +254,10 @@ func TestAnOpenConnectionIsCutByWhatForbidsIt(t *testing.T) {
 			if !echoed(c) {
 				t.Fatal("an Ensure of the same has cut it")
 			}
-			change(&g.config)
+			tc.change(&g.config)
 			g.ensure(t)
-			if echoed(c) {
-				t.Error("the connection goes on")
+			if got := echoed(c); got != tc.goesOn {
+				t.Errorf("the connection goes on: %v, want %v", got, tc.goesOn)
 			}
 		})
 	}
