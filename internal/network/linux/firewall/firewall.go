@@ -1,7 +1,7 @@
 // Package firewall is the nftables rules of guests' networks: what a guest may send, what may leave its network, and what the
 // host takes from it and from other nodes.
 //
-//	bridge imp (network's namespace)  from a TAP only ARP and IPv4 of the guest's own MAC and address; from the overlay no gateway's MAC
+//	bridge imp (network's namespace)  from a TAP only ARP and IPv4 of the guest's own MAC and address; from the overlay no gateway's MAC, to it no ARP
 //	inet   imp (network's namespace)  pings to the gateway; what may leave to the host and what may come from it; SNAT to the veth's address
 //	ip     imp-INSTANCE (host)        no address of the node for guests; nothing from one network to another; masquerade; VXLAN from peers alone
 //	foreign forward chains (host)     accept rules for our veths at their heads, marked with the instance

@@ -158,6 +158,10 @@ func (n Network) frames(guests []Guest, counted map[string]uint64) table {
 			all(gateway, drop()), // each node has its own
 			all(etherType(unix.ETH_P_ARP), accept()),
 			all(etherType(unix.ETH_P_IP), accept()),
+		}}, chain{name: "forward", base: &base{nftables.ChainTypeFilter, *nftables.ChainHookForward, bridgeFilter, nftables.ChainPolicyAccept}, rules: []rule{
+			// A guest that asks its neighbour alone (Linux does before it gives an entry up) is not answered by the bridge, and so asks
+			// everybody next, which is: no ARP crosses between nodes.
+			all(to(n.Overlay), etherType(unix.ETH_P_ARP), drop()),
 		}})
 	}
 	// Frames to the group addresses that a bridge answers itself never see prerouting: 01-80-C2-00-00-00 to -0F (IEEE 802.1Q, 8.6.3).
