@@ -22,16 +22,32 @@ const (
 
 // AddressVM is the VM an address belongs to.
 type AddressVM struct {
-	Namespace string    `json:"namespace"`
-	Name      string    `json:"name"`
-	UID       types.UID `json:"uid"`
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// UID of that object and no other of its name.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MinLength=8
+	// +kubebuilder:validation:MaxLength=64
+	UID types.UID `json:"uid"`
 }
 
 // AddressNetwork is the network an address belongs to.
 type AddressNetwork struct {
-	Namespace string    `json:"namespace"`
-	Name      string    `json:"name"`
-	UID       types.UID `json:"uid"`
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// UID of that object and no other of its name.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MinLength=8
+	// +kubebuilder:validation:MaxLength=64
+	UID types.UID `json:"uid"`
 }
 
 // ImpAddressSpec is the claim. It never changes.
@@ -41,8 +57,12 @@ type ImpAddressSpec struct {
 	Network AddressNetwork `json:"network"`
 	VM      AddressVM      `json:"vm"`
 	// Address in dotted form.
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).family() == 4",message="must be an IPv4 address, like 10.44.0.10"
 	Address string `json:"address"`
-	// MAC of the guest's interface, made from the VM's UID.
+	// MAC of the guest's interface, made from the VM's UID: locally administered, no group address, in lower case.
+	// +kubebuilder:validation:MaxLength=17
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[0-9a-f][26ae](:[0-9a-f]{2}){5}$')",message="must be a locally administered unicast MAC address in lower case, like 02:00:5e:10:00:01"
 	MAC string `json:"mac"`
 }
 
@@ -52,13 +72,18 @@ type ImpAddressStatus struct {
 	// Since is when State became what it is.
 	Since metav1.Time `json:"since"`
 	// Node the VM is bound to with this Assignment, "" while it has none; VTEP is the node's address in the overlay.
+	// +kubebuilder:validation:MaxLength=253
 	// +optional
 	Node string `json:"node,omitempty"`
+	// +kubebuilder:validation:Minimum=0
 	// +optional
 	Assignment int64 `json:"assignment,omitempty"`
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="self == '' || (isIP(self) && ip(self).family() == 4)",message="must be the IPv4 address of a node"
 	// +optional
 	VTEP string `json:"vtep,omitempty"`
 	// ReleasedAssignment of a Held address is written by its node's agent: nothing of this or an older assignment is left there.
+	// +kubebuilder:validation:Minimum=0
 	// +optional
 	ReleasedAssignment int64 `json:"releasedAssignment,omitempty"`
 }
@@ -67,6 +92,7 @@ type ImpAddressStatus struct {
 // AddressName of network and address, so that the API server lets nobody claim an address twice. Nodes take
 // from it where each guest of their networks is. It has no owner: whatever happens to VM or network, it goes by rule.
 //
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.network.uid.substring(0, 8) + '-' + self.spec.address",messageExpression="'metadata.name must be ' + self.spec.network.uid.substring(0, 8) + '-' + self.spec.address + ': the network and the address make the claim unique'"
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=impaddresses,singular=impaddress,scope=Cluster,shortName=impaddr
 // +kubebuilder:selectablefield:JSONPath=`.spec.network.uid`

@@ -46,12 +46,12 @@ type EnvVar struct {
 // ImpVMSpec is what a user wants.
 //
 // What may be edited: of an ephemeral VM terminationGracePeriodSeconds, ttlSecondsAfterFinished, and classRef while it is
-// not bound to a node. Of a persistent VM all but lifecycle, nodeName and dataPaths: image, imagePullPolicy, imagePullSecrets, command, args, env,
+// not bound to a node. Of a persistent VM all but lifecycle, nodeName, networkRef, address and dataPaths: image, imagePullPolicy, imagePullSecrets, command, args, env,
 // workingDir and classRef act at the next start (condition RestartRequired meanwhile), nodeSelector and tolerations at
 // the next placement, the rest at once.
 //
 // +kubebuilder:validation:XValidation:rule="self.lifecycle == oldSelf.lifecycle",fieldPath=.lifecycle,message="cannot be changed; delete the ImpVM and create it anew"
-// +kubebuilder:validation:XValidation:rule="has(self.nodeName) == has(oldSelf.nodeName) && (!has(self.nodeName) || self.nodeName == oldSelf.nodeName)",fieldPath=.nodeName,message="cannot be changed: the VM's disk belongs to its node; delete the ImpVM and create it anew"
+// +kubebuilder:validation:XValidation:rule=`(has(self.nodeName) ? self.nodeName : "") == (has(oldSelf.nodeName) ? oldSelf.nodeName : "")`,fieldPath=.nodeName,message="cannot be changed: the VM's disk belongs to its node; delete the ImpVM and create it anew"
 // +kubebuilder:validation:XValidation:rule="has(self.dataPaths) == has(oldSelf.dataPaths) && (!has(self.dataPaths) || self.dataPaths == oldSelf.dataPaths)",fieldPath=.dataPaths,message="cannot be changed: what was written below them would be hidden; delete the ImpVM and create it anew"
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || self.image == oldSelf.image",fieldPath=.image,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.imagePullPolicy) == has(oldSelf.imagePullPolicy) && (!has(self.imagePullPolicy) || self.imagePullPolicy == oldSelf.imagePullPolicy))",fieldPath=.imagePullPolicy,message="cannot be changed on an ephemeral VM; create a new ImpVM"
@@ -59,13 +59,13 @@ type EnvVar struct {
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.command) == has(oldSelf.command) && (!has(self.command) || self.command == oldSelf.command))",fieldPath=.command,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.args) == has(oldSelf.args) && (!has(self.args) || self.args == oldSelf.args))",fieldPath=.args,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.env) == has(oldSelf.env) && (!has(self.env) || self.env == oldSelf.env))",fieldPath=.env,message="cannot be changed on an ephemeral VM; create a new ImpVM"
-// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.workingDir) == has(oldSelf.workingDir) && (!has(self.workingDir) || self.workingDir == oldSelf.workingDir))",fieldPath=.workingDir,message="cannot be changed on an ephemeral VM; create a new ImpVM"
+// +kubebuilder:validation:XValidation:rule=`self.lifecycle != 'ephemeral' || (has(self.workingDir) ? self.workingDir : "") == (has(oldSelf.workingDir) ? oldSelf.workingDir : "")`,fieldPath=.workingDir,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.nodeSelector) == has(oldSelf.nodeSelector) && (!has(self.nodeSelector) || self.nodeSelector == oldSelf.nodeSelector))",fieldPath=.nodeSelector,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.tolerations) == has(oldSelf.tolerations) && (!has(self.tolerations) || self.tolerations == oldSelf.tolerations))",fieldPath=.tolerations,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.activeDeadlineSeconds) == has(oldSelf.activeDeadlineSeconds) && (!has(self.activeDeadlineSeconds) || self.activeDeadlineSeconds == oldSelf.activeDeadlineSeconds))",fieldPath=.activeDeadlineSeconds,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="has(self.networkRef) == has(oldSelf.networkRef) && (!has(self.networkRef) || self.networkRef.name == oldSelf.networkRef.name)",fieldPath=.networkRef,message="cannot be changed: the VM's address belongs to its network; delete the ImpVM and create it anew"
-// +kubebuilder:validation:XValidation:rule="has(self.address) == has(oldSelf.address) && (!has(self.address) || self.address == oldSelf.address)",fieldPath=.address,message="cannot be changed; delete the ImpVM and create it anew"
-// +kubebuilder:validation:XValidation:rule="!has(self.address) || self.address == '' || has(self.networkRef)",fieldPath=.address,message="is an address of a network: set networkRef too, or leave it out"
+// +kubebuilder:validation:XValidation:rule=`(has(self.address) ? self.address : "") == (has(oldSelf.address) ? oldSelf.address : "")`,fieldPath=.address,message="cannot be changed; delete the ImpVM and create it anew"
+// +kubebuilder:validation:XValidation:rule=`!has(self.address) || self.address == "" || has(self.networkRef)`,fieldPath=.address,message="is an address of a network: set networkRef too, or leave it out"
 type ImpVMSpec struct {
 	// ClassRef names the ImpVMClass that gives the size. Without one, or while it does not exist, the VM waits with reason InvalidSpec.
 	// +optional
@@ -259,6 +259,7 @@ type Timings struct {
 // ImpVMStatus is what is. Each field has one writer (see docs/architecture.md).
 //
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.assignment) || (has(self.assignment) && self.assignment >= oldSelf.assignment)",fieldPath=.assignment,message="only grows: it is what tells an order from an older one"
+// +kubebuilder:validation:XValidation:rule=`self.?nodeName.orValue("") in ["", oldSelf.?nodeName.orValue("")] || self.?assignment.orValue(0) > oldSelf.?assignment.orValue(0)`,optionalOldSelf=true,fieldPath=.nodeName,message="cannot be changed by itself, or the VM of before is left on its node: to move a VM delete and create it; the operator gives another node with a higher assignment"
 type ImpVMStatus struct {
 	// Phase is for the eye.
 	// +optional
@@ -338,8 +339,10 @@ type ImpVMStatus struct {
 }
 
 // ImpVM is a microVM: a Linux guest on its own kernel, booted from an OCI image.
+// ---
+// The API server has seen to it that metadata.name is a DNS name; a rule by format.dns1123Label would be too dear for Kubernetes 1.33.
 //
-// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !format.dns1123Label().validate(self.metadata.name).hasValue()",optionalOldSelf=true,message="metadata.name must be at most 63 lower-case letters, digits and '-', and begin and end with a letter or digit: it is the guest's hostname"
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || (self.metadata.name.size() <= 63 && !self.metadata.name.contains('.'))",optionalOldSelf=true,message="metadata.name must be at most 63 lower-case letters, digits and '-', and begin and end with a letter or digit: it is the guest's hostname"
 // +kubebuilder:validation:XValidation:rule="self.spec.lifecycle != 'ephemeral' || (has(self.spec.classRef) == has(oldSelf.spec.classRef) && (!has(self.spec.classRef) || self.spec.classRef.name == oldSelf.spec.classRef.name)) || !has(oldSelf.status) || !has(oldSelf.status.nodeName) || size(oldSelf.status.nodeName) == 0",fieldPath=.spec.classRef,message="cannot be changed on an ephemeral VM that has been placed on a node; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="self.spec.lifecycle != 'ephemeral' || !has(oldSelf.status) || !has(oldSelf.status.conditions) || !oldSelf.status.conditions.exists(c, c.type == 'Finished' && c.status == 'True') || (has(self.status) && has(self.status.conditions) && self.status.conditions.exists(c, c.type == 'Finished' && c.status == 'True'))",fieldPath=.status.conditions,message="Finished=True cannot be taken back from an ephemeral VM: its workload runs at most once"
 // +kubebuilder:object:root=true

@@ -4,6 +4,7 @@
 //	API server ── watch status.nodeName=me ──┐                       ┌── Ensure, Remove ──► runtime
 //	                                         ├─► facts ─► decide ─►──┤
 //	runtime ────── Watch ────────────────────┘     (pure)            └── one status write ─► API server
+//	API server ── the networks of these VMs ──► package networks ──────── SetNetwork ──────► runtime
 //
 // Two facts make it safe to restart: everything it knows it is told anew by both sides, and no resource is removed without an
 // order that is on the object itself. Every write carries the resourceVersion of an object whose UID, node and assignment were
@@ -35,11 +36,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"imp.dev/imp/api/v1alpha1"
+	"imp.dev/imp/internal/agent/networks"
 	"imp.dev/imp/internal/event"
 	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/version"
@@ -65,14 +68,16 @@ type Agent struct {
 	log     *slog.Logger
 	metrics *agentMetrics
 	events  event.Recorder
-	// client reads and writes at the API server itself; cache holds the ImpVMs bound to this node.
-	client client.Client
+	// client reads and writes at the API server itself; cache holds the ImpVMs bound to this node, and the claims of addresses
+	// whose VM is on it.
+	client client.WithWatch
 	cache  client.Reader
 
-	view   *view
-	memory *memories
-	kicks  *kicker
-	beat   *heartbeat
+	view     *view
+	memory   *memories
+	kicks    *kicker
+	beat     *heartbeat
+	networks *networks.Keeper
 }
 
 // Scheme knows the kinds the agent works with.
@@ -103,7 +108,7 @@ func Run(
 	if err != nil {
 		return fmt.Errorf("making scheme: %w", err)
 	}
-	direct, err := client.New(config, client.Options{Scheme: scheme})
+	direct, err := client.NewWithWatch(config, client.Options{Scheme: scheme})
 	if err != nil {
 		return fmt.Errorf("making client: %w", err)
 	}
@@ -113,7 +118,7 @@ func Run(
 	}
 	events := event.NewWriter(core, "imp-agent", opts.Node, clk, log)
 	a := newAgent(direct, mgr.GetCache(), service, clk, newMetrics(registry), events, log, opts)
-	if err := a.addTo(mgr, events); err != nil {
+	if err := a.addTo(ctx, mgr, events); err != nil {
 		return err
 	}
 	log.Info("agent starts", "node", opts.Node, "version", version.String(), "runtimeSocket", opts.RuntimeSocket)
@@ -121,7 +126,7 @@ func Run(
 }
 
 func newAgent(
-	direct client.Client, cached client.Reader, service machine.Service, clk clock.WithTicker,
+	direct client.WithWatch, cached client.Reader, service machine.Service, clk clock.WithTicker,
 	metrics *agentMetrics, events event.Recorder, log *slog.Logger, opts Options,
 ) *Agent {
 	a := &Agent{
@@ -130,6 +135,10 @@ func newAgent(
 		view: newView(clk.Now()), memory: newMemories(), kicks: &kicker{},
 	}
 	a.beat = newHeartbeat(a)
+	a.networks = networks.New(networks.Options{
+		Node: opts.Node, Client: direct, Runtime: service, Connection: a.epoch, Wanted: a.wantedNetworks, Changed: a.networkChanged,
+		Clock: clk, Log: log,
+	})
 	return a
 }
 
@@ -142,7 +151,8 @@ func newManager(config *rest.Config, scheme *runtime.Scheme, log *slog.Logger, o
 		Cache: cache.Options{
 			DefaultTransform: cache.TransformStripManagedFields(), // nothing here reads who set which field
 			ByObject: map[client.Object]cache.ByObject{
-				&v1alpha1.ImpVM{}: {Field: fields.OneTermEqualSelector("status.nodeName", opts.Node)},
+				&v1alpha1.ImpVM{}:      {Field: fields.OneTermEqualSelector("status.nodeName", opts.Node)},
+				&v1alpha1.ImpAddress{}: {Field: fields.OneTermEqualSelector("status.node", opts.Node)},
 			},
 		},
 		GracefulShutdownTimeout: ptr.To(5 * time.Second),
@@ -152,10 +162,14 @@ func newManager(config *rest.Config, scheme *runtime.Scheme, log *slog.Logger, o
 // reconcilers is how many VMs are worked at side by side; each waits for the API server most of the time.
 const reconcilers = 8
 
-func (a *Agent) addTo(mgr manager.Manager, events *event.Writer) error {
+func (a *Agent) addTo(ctx context.Context, mgr manager.Manager, events *event.Writer) error {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.ImpAddress{}, heldIndex, heldFor); err != nil {
+		return fmt.Errorf("indexing claims: %w", err)
+	}
 	err := builder.ControllerManagedBy(mgr).
 		Named("impvm").
 		For(&v1alpha1.ImpVM{}).
+		Watches(&v1alpha1.ImpAddress{}, handler.EnqueueRequestsFromMapFunc(vmOfClaim)).
 		WatchesRawSource(source.Func(a.kicks.start)).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: reconcilers,
@@ -167,7 +181,7 @@ func (a *Agent) addTo(mgr manager.Manager, events *event.Writer) error {
 	}
 	// The manager starts these when the caches are filled, so that no VM is taken for absent before.
 	for _, run := range []manager.Runnable{
-		events, manager.RunnableFunc(a.beat.run), manager.RunnableFunc(a.watchRuntime),
+		events, manager.RunnableFunc(a.beat.run), manager.RunnableFunc(a.watchRuntime), manager.RunnableFunc(a.networks.Run),
 	} {
 		if err := mgr.Add(run); err != nil {
 			return fmt.Errorf("adding to manager: %w", err)

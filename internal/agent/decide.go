@@ -18,6 +18,7 @@ const (
 	reportReleased action = "reportReleased" // say that nothing of this assignment is left
 	reportLost     action = "reportLost"     // say that a one-shot's end cannot be known
 	reportSilent   action = "reportSilent"   // say that the runtime does not answer
+	reportNetwork  action = "reportNetwork"  // say why the VM waits for its network
 )
 
 // facts are everything decide looks at.
@@ -32,6 +33,8 @@ type facts struct {
 	silent bool
 	// ensured says that the present spec was accepted on the present connection.
 	ensured bool
+	// network is how the VM stands with its networks.
+	network standing
 }
 
 // decision is an action and why it was chosen, for the log.
@@ -42,10 +45,11 @@ type decision struct {
 
 // decide walks an ordered list of checks; the first that has an opinion decides.
 //
-//	runtime away → released already → release ordered → ended elsewhere → ended → forgotten by the node → spec not told → report
+//	runtime away → released already → release ordered → ended elsewhere → ended → forgotten by the node → network awaited →
+//	spec not told → report
 func decide(f facts) decision {
 	for _, check := range []func(facts) (decision, bool){
-		runtimeAway, released, releaseOrdered, cacheBehind, lostElsewhere, ended, forgottenOneShot, removedHere, specNotTold,
+		runtimeAway, released, releaseOrdered, cacheBehind, lostElsewhere, ended, forgottenOneShot, removedHere, networkAwaited, specNotTold,
 	} {
 		if d, ok := check(f); ok {
 			return d
@@ -117,6 +121,20 @@ func removedHere(f facts) (decision, bool) {
 	return decision{reportReleased, "this assignment was removed from the node"}, removedAt(f)
 }
 
+// networkAwaited: a VM is never ordered without its network. One that the runtime has under this assignment goes on as it was ordered.
+func networkAwaited(f facts) (decision, bool) {
+	switch {
+	case f.ensured || !f.network.awaited:
+		return decision{}, false
+	case f.status != nil && f.status.Assignment == f.vm.Status.Assignment:
+		return decision{report, "the VM's network is not set on this connection yet"}, true
+	case f.network.problem != nil:
+		return decision{reportNetwork, "the VM's network cannot be set"}, true
+	default:
+		return decision{hold, "the VM's network is being set"}, true
+	}
+}
+
 func specNotTold(f facts) (decision, bool) {
 	return decision{ensure, "the runtime does not have the present spec"}, !f.ensured
 }
@@ -138,8 +156,8 @@ const (
 	fateDone   fate = "done"   // nothing of it is left
 )
 
-// decideAbsent judges a VM that is absent from the filtered list. live is the object of its name, read from the API server
-// at this moment; nil when there is none.
+// decideAbsent judges a VM that is absent from the filtered list and that no Held claim orders away. live is the object of its name,
+// read from the API server at this moment; nil when there is none.
 //
 //	DELETED of the filtered watch:  deleted │ moved │ unbound   all look the same, so the object itself is asked
 //

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"imp.dev/imp/api/v1alpha1"
+	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/machine"
 )
 
@@ -41,6 +42,8 @@ func at(assignment int64, state machine.State) *machine.Status {
 	return &machine.Status{ID: "u1", Assignment: assignment, State: state}
 }
 
+var errNetwork = fault.Of(fault.Errorf(fault.NetworkSetupFailed, "setting up network", "no ConfigMap"))
+
 func TestDecide(t *testing.T) {
 	persistent := func(vm *v1alpha1.ImpVM) { vm.Spec.Lifecycle = v1alpha1.LifecyclePersistent }
 	cases := map[string]struct {
@@ -71,6 +74,12 @@ func TestDecide(t *testing.T) {
 		"a finished VM is never told":                                   {facts{vm: placed(finishedAs("Succeeded")), synced: true}, report},
 		"a finished VM is released like any other":                      {facts{vm: placed(finishedAs("Succeeded"), releaseOf(2)), status: at(2, machine.Finished), synced: true}, remove},
 		"a VM that was lost with this node is stopped":                  {facts{vm: placed(finishedAs(v1alpha1.ReasonNodeLost)), status: at(2, machine.Running), synced: true}, remove},
+		"a VM whose network is being set waits":                         {facts{vm: placed(), synced: true, network: standing{awaited: true}}, hold},
+		"a VM whose network cannot be set says why":                     {facts{vm: placed(), synced: true, network: standing{awaited: true, problem: errNetwork}}, reportNetwork},
+		"a VM whose network is there is told":                           {facts{vm: placed(), synced: true, network: standing{failed: true, problem: errNetwork}}, ensure},
+		"a VM that runs is not told anew without its network":           {facts{vm: placed(), status: at(2, machine.Running), synced: true, network: standing{awaited: true, problem: errNetwork}}, report},
+		"what an older assignment left does not stand for a VM":         {facts{vm: placed(), status: at(1, machine.Removed), synced: true, network: standing{awaited: true}}, hold},
+		"a release does not wait for a network":                         {facts{vm: placed(releaseOf(2)), synced: true, network: standing{awaited: true}}, remove},
 		"a VM that was lost and has ended is left":                      {facts{vm: placed(finishedAs(v1alpha1.ReasonNodeLost)), status: at(2, machine.Finished), synced: true}, hold},
 	}
 	for name, c := range cases {
@@ -108,6 +117,59 @@ func TestDecideAbsent(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if got, why := decideAbsent("n1", *c.st, c.live); got != c.want {
 				t.Errorf("%s (%s), want %s", got, why, c.want)
+			}
+		})
+	}
+}
+
+func TestDecideHeld(t *testing.T) {
+	held := func(released int64) *v1alpha1.ImpAddress {
+		return &v1alpha1.ImpAddress{Status: v1alpha1.ImpAddressStatus{State: v1alpha1.AddressHeld, Assignment: 2, ReleasedAssignment: released}}
+	}
+	cases := map[string]struct {
+		claim  *v1alpha1.ImpAddress
+		st     *machine.Status
+		synced bool
+		want   heldFate
+	}{
+		"a VM that runs is removed":                                {held(0), at(2, machine.Running), true, heldRemove},
+		"a VM of an older assignment is removed under the claim's": {held(0), at(1, machine.Running), true, heldRemove},
+		"a VM the runtime does not know is ordered away too":       {held(0), nil, true, heldRemove},
+		"the tombstone of an older assignment is not enough":       {held(0), at(1, machine.Removed), true, heldRemove},
+		"a VM that was removed is released":                        {held(0), at(2, machine.Removed), true, heldRelease},
+		"a VM that was removed later is released":                  {held(0), at(3, machine.Removed), true, heldRelease},
+		"a VM that is being removed is waited for":                 {held(0), at(2, machine.Removing), true, heldWait},
+		"a VM of a later assignment is not the claim's":            {held(0), at(3, machine.Running), true, heldWait},
+		"nothing is concluded from a runtime that is away":         {held(0), nil, false, heldWait},
+		"what was released is done":                                {held(2), nil, true, heldDone},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			if got := decideHeld(c.claim, c.st, c.synced); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+func TestWhatAVMShowsOfItsNetwork(t *testing.T) {
+	waits, fails := standing{awaited: true, problem: errNetwork}, standing{awaited: true, problem: errNetwork, failed: true}
+	for name, c := range map[string]struct {
+		s    standing
+		do   action
+		st   *machine.Status
+		want bool
+	}{
+		"a VM that waits says so":                              {waits, reportNetwork, nil, true},
+		"a VM that runs does not say what would be waited for": {waits, report, at(2, machine.Running), false},
+		"a VM that runs says what fails":                       {fails, report, at(2, machine.Running), true},
+		"a VM that is told says what fails":                    {fails, ensure, nil, true},
+		"a VM that has finished says nothing of it":            {fails, report, at(2, machine.Finished), false},
+		"a VM that is removed says nothing of it":              {fails, remove, at(2, machine.Removing), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := c.s.shows(c.do, c.st); (got != nil) != c.want {
+				t.Errorf("shows %v", got)
 			}
 		})
 	}

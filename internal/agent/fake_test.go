@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/network"
@@ -25,9 +27,10 @@ type fakeRuntime struct {
 	away bool
 	// refuse is Ensure's answer where it is not nil.
 	refuse error
-	// networks that were set; refuseNetwork is SetNetwork's answer where it is not nil.
-	networks      map[string]network.Spec
-	refuseNetwork error
+	// networks that were set; refuseNetwork is SetNetwork's answer where it is not nil, networkProblem what is wrong with each.
+	networks       map[string]network.Spec
+	refuseNetwork  error
+	networkProblem string
 	// removeAtOnce lets Remove answer with Removed; else the VM stays Removing until the test says more.
 	removeAtOnce bool
 	info         machine.Info
@@ -41,6 +44,7 @@ func newFakeRuntime() *fakeRuntime {
 		info: machine.Info{
 			Version: "v0", Instance: "i1", BootID: "boot-1", Driver: "fake", Usable: true, Architecture: "amd64",
 			BudgetVCPU: 8, BudgetMemoryMiB: 8192, BudgetDiskGiB: 100, OverheadMiB: 16,
+			Network: network.Host{VTEP: "192.0.2.1", MTU: 1500, Port: network.DefaultPort, Addresses: []string{"192.0.2.1"}},
 		},
 	}
 }
@@ -187,9 +191,24 @@ func (r *fakeRuntime) Networks(context.Context) ([]network.Status, error) {
 	}
 	var out []network.Status
 	for _, id := range slices.Sorted(maps.Keys(r.networks)) {
-		out = append(out, network.Status{ID: id, Guests: r.guestsIn(id)})
+		out = append(out, network.Status{ID: id, Guests: r.guestsIn(id), Problem: r.networkProblem})
 	}
 	return out, nil
+}
+
+// network gives what was set last, and whether it is known.
+func (r *fakeRuntime) network(id types.UID) (network.Spec, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s, ok := r.networks[string(id)]
+	return s, ok
+}
+
+// refuseNetworks makes every SetNetwork fail with err until refuseNetworks(nil).
+func (r *fakeRuntime) refuseNetworks(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.refuseNetwork = err
 }
 
 func (r *fakeRuntime) guestsIn(id string) int {

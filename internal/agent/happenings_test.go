@@ -1,16 +1,19 @@
 package agent
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	versioninfo "k8s.io/apimachinery/pkg/version"
 
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/network"
 )
 
 // said is an ImpVM of which the agent has said these conditions, each "Type", status and reason.
@@ -126,6 +129,41 @@ func TestNodeStatus(t *testing.T) {
 		got := nodeStatus(first, machine.Info{}, errAway, now)
 		if c := ready(got); c.Status != "False" || c.Reason != v1alpha1.ReasonRuntimeUnreachable || got.Budget != first.Budget || got.BootID != first.BootID {
 			t.Errorf("status is %+v", got)
+		}
+	})
+	t.Run("the node's place in the overlay is told, its own address first, each once", func(t *testing.T) {
+		placed := info
+		placed.Network = network.Host{VTEP: "192.0.2.7", MTU: 1500, Port: 14789, Addresses: []string{"192.0.2.9", "10.0.0.7", "192.0.2.7", "192.0.2.9"}}
+		want := v1alpha1.NodeNetwork{Address: "192.0.2.7", Addresses: []string{"192.0.2.7", "10.0.0.7", "192.0.2.9"}, MTU: 1500, Port: 14789}
+		got := nodeStatus(first, placed, nil, now)
+		if d := cmp.Diff(want, got.Network); d != "" {
+			t.Errorf("network differs (-want +got):\n%s", d)
+		}
+		for i := range 100 {
+			placed.Network.Addresses = append(placed.Network.Addresses, fmt.Sprintf("10.0.1.%d", i))
+		}
+		if n := len(nodeStatus(first, placed, nil, now).Network.Addresses); n != 64 {
+			t.Errorf("%d addresses, the API takes 64", n)
+		}
+	})
+	t.Run("a foreign chain that drops is named while it does, and a node without one says nothing", func(t *testing.T) {
+		of := func(s v1alpha1.ImpNodeStatus) *metav1.Condition {
+			return meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionForwardBlocked)
+		}
+		if c := of(first); c != nil {
+			t.Errorf("a node without one says %+v", c)
+		}
+		drops := info
+		drops.Network.ForwardBlocked = "ip filter FORWARD: policy drop"
+		blocked := nodeStatus(first, drops, nil, now)
+		if c := of(blocked); c == nil || c.Status != "True" || c.Reason != v1alpha1.ReasonForwardBlocked || c.Message != drops.Network.ForwardBlocked {
+			t.Errorf("condition is %+v", c)
+		}
+		if c := of(nodeStatus(blocked, machine.Info{}, errAway, now)); c == nil || c.Status != "True" {
+			t.Errorf("with the runtime away the condition is %+v", c)
+		}
+		if c := of(nodeStatus(blocked, info, nil, now.Add(time.Hour))); c == nil || c.Status != "False" || !c.LastTransitionTime.Time.Equal(now.Add(time.Hour)) {
+			t.Errorf("afterwards the condition is %+v", c)
 		}
 	})
 	t.Run("a runtime that cannot start VMs says why", func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -217,6 +218,8 @@ type requests struct {
 	mu    sync.Mutex
 	count map[string]int
 	held  map[string]*held
+	// watched holds "resource selector" of every list and watch.
+	watched map[string]bool
 }
 
 type held struct {
@@ -224,7 +227,23 @@ type held struct {
 	go_     chan struct{}
 }
 
-func newRequests() *requests { return &requests{count: map[string]int{}, held: map[string]*held{}} }
+func newRequests() *requests {
+	return &requests{count: map[string]int{}, held: map[string]*held{}, watched: map[string]bool{}}
+}
+
+// watches gives the selectors of what was listed or watched of one resource, sorted.
+func (r *requests) watches(resource string) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out []string
+	for w := range r.watched {
+		if of, selector, _ := strings.Cut(w, " "); of == resource {
+			out = append(out, selector)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
 
 const vmWrite = "PATCH impvms/status"
 
@@ -266,6 +285,9 @@ func (c *counter) RoundTrip(q *http.Request) (*http.Response, error) {
 	kind := q.Method + " " + resourceOf(q.URL.Path)
 	c.requests.mu.Lock()
 	c.requests.count[kind]++
+	if q.Method == http.MethodGet && (q.URL.Query().Has("watch") || q.URL.Query().Has("fieldSelector")) {
+		c.requests.watched[resourceOf(q.URL.Path)+" "+q.URL.Query().Get("fieldSelector")] = true
+	}
 	h := c.requests.held[kind]
 	delete(c.requests.held, kind)
 	c.requests.mu.Unlock()

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -16,11 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"imp.dev/imp/api/v1alpha1"
-	"imp.dev/imp/internal/condition"
 	"imp.dev/imp/internal/event"
-	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/machine"
-	"imp.dev/imp/internal/version"
 )
 
 // The Lease says that the agent lives; what the runtime can do is on the ImpNode.
@@ -141,12 +137,14 @@ func (h *heartbeat) update(ctx context.Context) {
 	if reflect.DeepEqual(status, h.node.Status) {
 		return
 	}
+	before := h.node.Status
 	if err := h.write(ctx, status); err != nil {
 		h.note("impnode", err)
 		h.node = nil
 		return
 	}
 	h.note("impnode", nil)
+	h.tellBlocked(before)
 }
 
 // read gets the ImpNode, or makes it.
@@ -194,36 +192,6 @@ func (h *heartbeat) write(ctx context.Context, status v1alpha1.ImpNodeStatus) er
 	}
 	h.node = node
 	return nil
-}
-
-// nodeStatus is what the ImpNode should say. While the runtime is away what it said last stands: its VMs go on all the same.
-func nodeStatus(before v1alpha1.ImpNodeStatus, info machine.Info, err error, now time.Time) v1alpha1.ImpNodeStatus {
-	out := *before.DeepCopy()
-	out.AgentVersion = version.String()
-	ready := metav1.Condition{Type: v1alpha1.ConditionRuntimeReady, Status: metav1.ConditionFalse}
-	switch {
-	case err != nil:
-		ready.Reason, ready.Message = v1alpha1.ReasonRuntimeUnreachable, "imp-runtime does not answer: "+fault.Of(err).Error()
-	case !info.Usable:
-		ready.Reason, ready.Message = v1alpha1.ReasonRuntimeUnusable, info.Problem
-	default:
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionTrue, v1alpha1.ReasonRuntimeUsable, "VMs can be started with "+info.Driver
-	}
-	if err == nil {
-		out.Budget = v1alpha1.Budget{VCPU: info.BudgetVCPU, MemoryMiB: info.BudgetMemoryMiB, DiskGiB: info.BudgetDiskGiB}
-		out.Capabilities = v1alpha1.NodeCapabilities{
-			Arch: info.Architecture, Driver: info.Driver, Accelerator: info.Accelerator, VMMVersion: info.VMMVersion,
-			KernelDigest: info.KernelDigest, CgroupVersion: info.CgroupVersion, OverheadMiB: info.OverheadMiB,
-		}
-		out.BootID, out.RuntimeVersion = info.BootID, info.Version
-	}
-	ready = condition.Next(before.Conditions, ready, now)
-	if old := meta.FindStatusCondition(before.Conditions, ready.Type); old != nil && old.Status == ready.Status &&
-		old.Reason == ready.Reason && old.Message == ready.Message {
-		return out
-	}
-	condition.Set(&out.Conditions, ready)
-	return out
 }
 
 // census counts the VMs that go on without an object, and says so when they are too many to be believed.

@@ -13,7 +13,6 @@ import (
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/agent/translate"
 	"imp.dev/imp/internal/fault"
-	"imp.dev/imp/internal/image"
 	"imp.dev/imp/internal/machine"
 )
 
@@ -29,16 +28,29 @@ const (
 	writeTries = 5
 )
 
-// Reconcile does what is to be done now about the VMs of one name: the one whose object is bound here, and those the runtime
-// still has of objects that are not.
+// Reconcile does what is to be done now about the VMs of one name: the one whose object is bound here, those that a Held claim orders
+// away, and those the runtime still has of objects that are not bound here.
 func (a *Agent) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	vm, err := a.bound(ctx, req.NamespacedName)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
+	held, err := a.heldClaims(ctx, req.NamespacedName)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
+	a.networks.Poke()
+	if vm != nil {
+		delete(held, string(vm.UID)) // the object itself gives the orders
+	}
 	var wait time.Duration
+	for _, claims := range held {
+		for _, claim := range claims {
+			wait = soonest(wait, a.reconcileHeld(ctx, claim))
+		}
+	}
 	for _, st := range a.view.named(req.NamespacedName) {
-		if vm == nil || st.ID != string(vm.UID) {
+		if (vm == nil || st.ID != string(vm.UID)) && len(held[st.ID]) == 0 {
 			wait = soonest(wait, a.reconcileAbsent(ctx, st))
 		}
 	}
@@ -158,8 +170,9 @@ func (a *Agent) pass(ctx context.Context, vm *v1alpha1.ImpVM, m *memory) (time.D
 	if st, ok := a.view.get(vm.UID); ok {
 		f.status = &st
 	}
+	f.network = a.standingOf(vm, m, now)
 	var wait time.Duration
-	f.ensured, wait = a.specKnown(vm, f.status, m, epoch, now)
+	f.ensured, wait = a.specKnown(vm, f, m, epoch, now)
 	d := decide(f)
 	o := translate.Observation{Now: now}
 	if d.do != reportLost && d.do != reportReleased {
@@ -178,23 +191,31 @@ func (a *Agent) pass(ctx context.Context, vm *v1alpha1.ImpVM, m *memory) (time.D
 	case remove:
 		wait = a.remove(ctx, vm, m, &o)
 	case ensure:
-		retry, ok := a.ensure(ctx, vm, m, epoch, &o)
+		retry, ok := a.ensure(ctx, vm, f, m, epoch, &o)
 		if !ok {
 			return retry, unchanged
 		}
 		wait = retry
+	}
+	if o.Problem == nil {
+		o.Problem = f.network.shows(d.do, o.Status)
 	}
 	a.tellPull(vm, o.Status, m, now)
 	reportWait, result := a.report(ctx, vm, m, o)
 	return soonest(wait, reportWait), result
 }
 
-// holdWait: a VM that nothing was said about yet is looked at again when the runtime has been silent for long enough.
+// holdWait: a VM that nothing was said about yet is looked at again when the runtime has been silent, or its network not set, for long
+// enough.
 func (a *Agent) holdWait(f facts, away time.Duration) time.Duration {
-	if f.synced || f.silent {
+	switch {
+	case f.synced:
+		return f.network.wait
+	case f.silent:
 		return 0
+	default:
+		return silence - away
 	}
-	return silence - away
 }
 
 // matching gives st if it speaks of vm's present assignment. What is left of an older one is being removed.
@@ -206,8 +227,9 @@ func matching(st *machine.Status, vm *v1alpha1.ImpVM) *machine.Status {
 }
 
 // specKnown says that the runtime has the present spec and needs no new credentials; and when that is to be asked again.
-func (a *Agent) specKnown(vm *v1alpha1.ImpVM, st *machine.Status, m *memory, epoch int64, now time.Time) (bool, time.Duration) {
-	spec, err := translate.Spec(vm, nil)
+func (a *Agent) specKnown(vm *v1alpha1.ImpVM, f facts, m *memory, epoch int64, now time.Time) (bool, time.Duration) {
+	st := f.status
+	spec, err := translate.Spec(vm, f.network.facts, nil)
 	if err != nil || !m.knows(spec, epoch) {
 		return false, 0
 	}
@@ -251,7 +273,7 @@ func (a *Agent) remove(ctx context.Context, vm *v1alpha1.ImpVM, m *memory, o *tr
 }
 
 // ensure tells the runtime what shall be and puts its answer into o. ok is false when there is nothing to report.
-func (a *Agent) ensure(ctx context.Context, vm *v1alpha1.ImpVM, m *memory, epoch int64, o *translate.Observation) (wait time.Duration, ok bool) {
+func (a *Agent) ensure(ctx context.Context, vm *v1alpha1.ImpVM, f facts, m *memory, epoch int64, o *translate.Observation) (wait time.Duration, ok bool) {
 	log := a.logVM(vm)
 	credentials, err := a.credentials(ctx, vm)
 	if err != nil {
@@ -262,18 +284,18 @@ func (a *Agent) ensure(ctx context.Context, vm *v1alpha1.ImpVM, m *memory, epoch
 		}
 		credentials = nil // the disk is there; what else has changed must reach the node all the same
 	}
-	return a.order(ctx, vm, credentials, m, epoch, o)
-}
-
-func (a *Agent) order(
-	ctx context.Context, vm *v1alpha1.ImpVM, credentials []image.Credential, m *memory, epoch int64, o *translate.Observation,
-) (wait time.Duration, ok bool) {
-	log := a.logVM(vm)
-	spec, err := translate.Spec(vm, credentials)
+	spec, err := translate.Spec(vm, f.network.facts, credentials)
 	if err != nil {
 		o.Problem = fault.Of(err)
 		return m.backoff(), true
 	}
+	return a.order(ctx, vm, spec, m, epoch, o)
+}
+
+func (a *Agent) order(
+	ctx context.Context, vm *v1alpha1.ImpVM, spec machine.Spec, m *memory, epoch int64, o *translate.Observation,
+) (wait time.Duration, ok bool) {
+	log := a.logVM(vm)
 	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
 	st, err := a.service.Ensure(ctx, spec)

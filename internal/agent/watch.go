@@ -92,6 +92,7 @@ func (a *Agent) watchOnce(ctx context.Context) (synced bool) {
 	}
 	a.view.lost(a.clock.Now())
 	a.metrics.connected.Set(0)
+	a.networks.Poke()
 	if !synced {
 		a.log.Debug("runtime not reached", "node", a.opts.Node, "error", err)
 		return false
@@ -107,21 +108,28 @@ func (a *Agent) synced(ctx context.Context) {
 	a.metrics.connected.Set(1)
 	a.log.Info("runtime's VMs are known", "node", a.opts.Node, "vms", len(a.view.all()))
 	a.beat.poke()
+	a.networks.Poke()
 	a.kickAll(ctx)
 }
 
-// kickAll has every VM looked at that the API server or the runtime knows of here.
+// kickAll has every VM looked at that the API server or the runtime knows of here, and those that Held claims order away.
 func (a *Agent) kickAll(ctx context.Context) {
 	names := map[types.NamespacedName]bool{}
 	for _, st := range a.view.all() {
 		names[nameOf(st)] = true
 	}
-	list := &v1alpha1.ImpVMList{}
-	if err := a.cache.List(ctx, list); err != nil {
+	err := a.eachBound(ctx, func(vm *v1alpha1.ImpVM) { names[types.NamespacedName{Namespace: vm.Namespace, Name: vm.Name}] = true })
+	if err != nil {
 		a.log.Warn("cache not listed", "node", a.opts.Node, "error", err)
 	}
-	for i := range list.Items {
-		names[types.NamespacedName{Namespace: list.Items[i].Namespace, Name: list.Items[i].Name}] = true
+	claims := &v1alpha1.ImpAddressList{}
+	if err := a.cache.List(ctx, claims); err != nil {
+		a.log.Warn("cache not listed", "node", a.opts.Node, "error", err)
+	}
+	for i := range claims.Items {
+		for _, r := range vmOfClaim(ctx, &claims.Items[i]) {
+			names[r.NamespacedName] = true
+		}
 	}
 	for name := range names {
 		a.kicks.kick(name)

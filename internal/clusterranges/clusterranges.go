@@ -24,13 +24,20 @@ type Ranges struct {
 	Pods, Services []netip.Prefix
 }
 
-// Denied gives what guests of a network may not reach.
+// Denied gives what guests of a network may not reach, sorted, and no prefix that lies within another: a set of intervals in
+// the kernel takes no overlaps.
 func (r Ranges) Denied(clusterAccess bool) []netip.Prefix {
 	denied := slices.Clone(r.Nodes)
 	if !clusterAccess {
 		denied = append(append(denied, r.Pods...), r.Services...)
 	}
-	return tidy(denied)
+	var outer []netip.Prefix
+	for _, p := range tidy(denied) { // what contains others comes before them
+		if len(outer) == 0 || !outer[len(outer)-1].Overlaps(p) {
+			outer = append(outer, p)
+		}
+	}
+	return outer
 }
 
 // Encode gives the ConfigMap's data. The same ranges give the same bytes.
@@ -54,7 +61,7 @@ func Decode(data map[string]string) (Ranges, error) {
 			if err != nil || !p.Addr().Is4() {
 				return Ranges{}, fmt.Errorf("reading cluster ranges: %q in key %q is not an IPv4 prefix", line, part.key)
 			}
-			*part.to = append(*part.to, p.Masked())
+			*part.to = append(*part.to, p)
 		}
 		*part.to = tidy(*part.to)
 	}
@@ -71,6 +78,9 @@ func lines(prefixes []netip.Prefix) string {
 
 func tidy(prefixes []netip.Prefix) []netip.Prefix {
 	out := slices.Clone(prefixes)
+	for i, p := range out {
+		out[i] = p.Masked()
+	}
 	slices.SortFunc(out, netip.Prefix.Compare)
 	return slices.Compact(out)
 }

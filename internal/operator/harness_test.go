@@ -15,6 +15,8 @@ import (
 	"imp.dev/imp/internal/devserver/controlplane"
 	"imp.dev/imp/internal/event/eventtest"
 	"imp.dev/imp/internal/operator"
+	"imp.dev/imp/internal/operator/address"
+	"imp.dev/imp/internal/operator/network"
 	"imp.dev/imp/internal/operator/nodes"
 	"imp.dev/imp/internal/operator/place"
 	"imp.dev/imp/internal/operator/reach"
@@ -30,7 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// rig is the operator's two writers on a real API server, driven by hand: nothing happens but what the test asks for. They
+// rig is the operator's writers on a real API server, driven by hand: nothing happens but what the test asks for. They
 // read the API server itself in place of a cache, unless the test puts something older there.
 type rig struct {
 	t      *testing.T
@@ -42,6 +44,10 @@ type rig struct {
 	view   *nodes.View
 	place  *place.Reconciler
 	reach  *reach.Reconciler
+	audit  *address.Reconciler
+	nets   *network.Reconciler
+	vnis   *network.VNIs
+	ranges *network.Ranges
 	placed []time.Duration
 }
 
@@ -76,8 +82,18 @@ func (r *rig) restart(c client.Client) {
 	scoped := &inNamespace{Client: c, ns: r.ns}
 	r.view = &nodes.View{Cached: c, Live: c, Heartbeats: nodes.NewHeartbeats(r.clock), Clock: r.clock}
 	r.view.Heartbeats.Lead()
+	claims := &address.Claims{Client: scoped, Live: scoped, Clock: r.clock}
+	survey := &network.Survey{Client: scoped}
+	r.audit = &address.Reconciler{
+		Client: scoped, Live: scoped, Nodes: r.view, Claims: claims, Clock: r.clock, Log: log, Quarantine: time.Minute,
+	}
+	r.nets = &network.Reconciler{
+		Client: scoped, Live: scoped, Claims: claims, Survey: survey, Clock: r.clock, Events: r.events, Log: log,
+	}
+	r.vnis = &network.VNIs{Client: scoped, Live: scoped, Log: log}
+	r.ranges = &network.Ranges{Client: scoped, Survey: survey, Log: log}
 	r.place = &place.Reconciler{
-		Client: scoped, Live: scoped, Nodes: r.view, Clock: r.clock, Events: r.events, Log: log,
+		Client: scoped, Live: scoped, Nodes: r.view, Addresses: claims, Clock: r.clock, Events: r.events, Log: log,
 		Latency: func(d time.Duration) { r.placed = append(r.placed, d) },
 	}
 	r.reach = &reach.Reconciler{Client: scoped, Nodes: r.view, Clock: r.clock, Events: r.events, Log: log}
@@ -91,7 +107,8 @@ type inNamespace struct {
 }
 
 func (c *inNamespace) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	if _, vms := list.(*v1alpha1.ImpVMList); vms {
+	switch list.(type) {
+	case *v1alpha1.ImpVMList, *v1alpha1.ImpNetworkList:
 		return c.Client.List(ctx, list, append(opts, client.InNamespace(c.ns))...)
 	}
 	if err := c.Client.List(ctx, list, opts...); err != nil {
@@ -128,7 +145,8 @@ func (w *writes) wrap(next http.RoundTripper) http.RoundTripper {
 		w.mu.Lock()
 		parts := strings.Split(req.URL.Path, "/")
 		for i, part := range parts {
-			if part == "impvms" {
+			if slices.Contains([]string{"impvms", "impaddresses", "impnetworks", "configmaps"}, part) ||
+				part == "leases" && !strings.Contains(req.URL.Path, operator.LeaderLease) && !strings.Contains(req.URL.Path, v1alpha1.LeasePrefix) {
 				w.seen = append(w.seen, req.Method+" "+strings.Join(parts[i:], "/"))
 			}
 		}

@@ -20,7 +20,7 @@ func register(to prometheus.Registerer, cached client.Reader, clk clock.PassiveC
 		Namespace: metrics.Namespace, Name: "vm_scheduling_latency_seconds",
 		Help: "Time from a VM's creation to its first placement on a node.", Buckets: metrics.LatencyBuckets(),
 	})
-	for _, c := range []prometheus.Collector{latency, metrics.BuildInfo(component), newPopulation(cached, clk)} {
+	for _, c := range []prometheus.Collector{latency, metrics.BuildInfo(component), newPopulation(cached, clk), newAddresses(cached)} {
 		if err := to.Register(c); err != nil {
 			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
@@ -81,4 +81,39 @@ func (p *population) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(p.phase, prometheus.GaugeValue, float64(n), g.namespace, string(g.phase))
 	}
 	to <- prometheus.MustNewConstMetric(p.waiting, prometheus.GaugeValue, oldest.Seconds())
+}
+
+// addresses tells of each network how many it has, from its status: that counts them already.
+type addresses struct {
+	cached client.Reader
+	desc   *prometheus.Desc
+}
+
+func newAddresses(cached client.Reader) *addresses {
+	return &addresses{cached: cached, desc: prometheus.NewDesc(metrics.Namespace+"_network_addresses",
+		"Number of a network's addresses by state: used, held (deleted VM, silent node), quarantined (not given out yet), free.",
+		[]string{"namespace", "network", "state"}, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (a *addresses) Describe(to chan<- *prometheus.Desc) { to <- a.desc }
+
+// Collect implements prometheus.Collector.
+func (a *addresses) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	networks := &v1alpha1.ImpNetworkList{}
+	if err := a.cached.List(ctx, networks, client.UnsafeDisableDeepCopy); err != nil {
+		to <- prometheus.NewInvalidMetric(a.desc, err)
+		return
+	}
+	for i := range networks.Items {
+		n := &networks.Items[i]
+		s := n.Status
+		for state, count := range map[string]int64{
+			"used": s.Used, "held": s.Held, "quarantined": s.Quarantined, "free": s.Capacity - s.Used - s.Held - s.Quarantined,
+		} {
+			to <- prometheus.MustNewConstMetric(a.desc, prometheus.GaugeValue, float64(count), n.Namespace, n.Name, state)
+		}
+	}
 }

@@ -1,4 +1,4 @@
-// Package operator is the program imp-operator put together: its caches, its two writers, their election, health and metrics.
+// Package operator is the program imp-operator put together: its caches, its writers, their election, health and metrics.
 package operator
 
 import (
@@ -7,11 +7,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/event"
 	"imp.dev/imp/internal/metrics"
+	"imp.dev/imp/internal/operator/address"
+	"imp.dev/imp/internal/operator/network"
 	"imp.dev/imp/internal/operator/nodes"
 	"imp.dev/imp/internal/operator/place"
 	"imp.dev/imp/internal/operator/reach"
@@ -20,6 +23,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -51,6 +56,10 @@ type Options struct {
 	LeaseDuration time.Duration
 	// Concurrency is how many VMs are looked at at a time.
 	Concurrency int
+	// ClusterCIDRs are ranges of pods that no Node tells. IPv4.
+	ClusterCIDRs []netip.Prefix
+	// Quarantine is how long an address is given to nobody after its VM.
+	Quarantine time.Duration
 	// Instance names this process in events: the pod's or the host's name.
 	Instance string
 	Clock    clock.WithTicker
@@ -81,6 +90,8 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	survey := &network.Survey{Client: mgr.GetClient(), ClusterCIDRs: o.ClusterCIDRs}
+	claims := &address.Claims{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: o.Clock}
 	registry := prometheus.NewRegistry()
 	latency, err := register(registry, mgr.GetClient(), o.Clock)
 	if err != nil {
@@ -93,12 +104,21 @@ func Run(ctx context.Context, o Options) error {
 			return metrics.Serve(ctx, o.MetricsAddr, prometheus.Gatherers{ctrlmetrics.Registry, registry})
 		})),
 		(&place.Reconciler{
-			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Nodes: view, Clock: o.Clock, Events: events, Log: o.Log,
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Nodes: view, Addresses: claims,
+			Clock: o.Clock, Events: events, Log: o.Log,
 			Latency: func(d time.Duration) { latency.Observe(d.Seconds()) },
 		}).SetupWithManager(mgr, o.Concurrency),
 		(&reach.Reconciler{
 			Client: mgr.GetClient(), Nodes: view, Clock: o.Clock, Events: events, Log: o.Log,
 		}).SetupWithManager(mgr, o.Concurrency),
+		(&address.Reconciler{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Nodes: view, Claims: claims,
+			Clock: o.Clock, Log: o.Log, Quarantine: o.Quarantine,
+		}).SetupWithManager(mgr, o.Concurrency),
+		network.SetupWithManager(mgr, &network.Reconciler{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Claims: claims, Survey: survey, Clock: o.Clock, Events: events, Log: o.Log,
+		}, &network.VNIs{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Log: o.Log},
+			&network.Ranges{Client: mgr.GetClient(), Survey: survey, Log: o.Log}),
 		health(mgr),
 	)
 	if err != nil {
@@ -120,7 +140,7 @@ func (everywhere) NeedLeaderElection() bool          { return false }
 // Scheme has the kinds that the operator reads and writes, and no others.
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	err := errors.Join(corev1.AddToScheme(s), coordinationv1.AddToScheme(s), v1alpha1.AddToScheme(s))
+	err := errors.Join(corev1.AddToScheme(s), coordinationv1.AddToScheme(s), networkingv1.AddToScheme(s), v1alpha1.AddToScheme(s))
 	if err != nil {
 		return nil, fmt.Errorf("registering types: %w", err)
 	}
@@ -156,27 +176,34 @@ func cacheOptions() cache.Options {
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Node{}:          {Transform: nodes.Trim},
 			&coordinationv1.Lease{}: {Namespaces: map[string]cache.Config{v1alpha1.SystemNamespace: {}}},
+			&corev1.ConfigMap{}: {
+				Namespaces: map[string]cache.Config{v1alpha1.SystemNamespace: {}},
+				Field:      fields.OneTermEqualSelector("metadata.name", v1alpha1.ClusterRangesName),
+			},
 		},
 	}
 }
 
 func indexes(ctx context.Context, mgr ctrl.Manager) error {
-	by := func(field string, value func(*v1alpha1.ImpVM) string) error {
-		return mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.ImpVM{}, field, func(o client.Object) []string {
-			return []string{value(o.(*v1alpha1.ImpVM))}
-		})
+	by := func(kind client.Object, field string, value func(client.Object) string) error {
+		return mgr.GetFieldIndexer().IndexField(ctx, kind, field, func(o client.Object) []string { return []string{value(o)} })
 	}
+	vm := func(o client.Object) *v1alpha1.ImpVM { return o.(*v1alpha1.ImpVM) }
+	claim := func(o client.Object) *v1alpha1.ImpAddress { return o.(*v1alpha1.ImpAddress) }
 	err := errors.Join(
-		by(reach.IndexNode, func(vm *v1alpha1.ImpVM) string { return vm.Status.NodeName }),
-		by(place.IndexClass, func(vm *v1alpha1.ImpVM) string {
-			if vm.Spec.ClassRef == nil {
-				return ""
-			}
-			return vm.Spec.ClassRef.Name
+		by(&v1alpha1.ImpVM{}, reach.IndexNode, func(o client.Object) string { return vm(o).Status.NodeName }),
+		by(&v1alpha1.ImpVM{}, place.IndexClass, func(o client.Object) string {
+			return ptr.Deref(vm(o).Spec.ClassRef, v1alpha1.ClassReference{}).Name
 		}),
+		by(&v1alpha1.ImpVM{}, place.IndexNetwork, func(o client.Object) string {
+			return ptr.Deref(vm(o).Spec.NetworkRef, v1alpha1.NetworkReference{}).Name
+		}),
+		by(&v1alpha1.ImpAddress{}, address.IndexNetwork, func(o client.Object) string { return string(claim(o).Spec.Network.UID) }),
+		by(&v1alpha1.ImpAddress{}, address.IndexNode, func(o client.Object) string { return claim(o).Status.Node }),
+		by(&v1alpha1.ImpAddress{}, address.IndexVM, func(o client.Object) string { return string(claim(o).Spec.VM.UID) }),
 	)
 	if err != nil {
-		return fmt.Errorf("indexing VMs: %w", err)
+		return fmt.Errorf("indexing: %w", err)
 	}
 	return nil
 }

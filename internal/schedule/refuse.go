@@ -30,7 +30,7 @@ type check func(Requirements, *Candidate) []Reason
 // news of a node that is not meant at all; the budget's shortages come together.
 func checks() []check {
 	return []check{
-		enabled, selected, arch, ready, schedulable, tolerated, agentAlive, runtimeReady, notJustRefused, budget,
+		enabled, selected, arch, ready, schedulable, tolerated, agentAlive, runtimeReady, connected, guests, notJustRefused, budget,
 	}
 }
 
@@ -146,6 +146,24 @@ func runtimeReady(_ Requirements, c *Candidate) []Reason {
 func unusable(c *Candidate) bool {
 	condition := meta.FindStatusCondition(c.Imp.Status.Conditions, v1alpha1.ConditionRuntimeReady)
 	return condition != nil && condition.Status != "True" && condition.Reason == v1alpha1.ReasonRuntimeUnusable
+}
+
+// connected: without an address in the overlay no other node reaches the guest.
+func connected(req Requirements, c *Candidate) []Reason {
+	if req.Network == nil || c.Imp.Status.Network.Address != "" {
+		return nil
+	}
+	return []Reason{same("without an address in the overlay, which spec.networkRef needs")}
+}
+
+func guests(req Requirements, c *Candidate) []Reason {
+	if req.Network == nil || c.Guests < req.Network.MaxGuests {
+		return nil
+	}
+	return []Reason{{
+		Text:  fmt.Sprintf("has %d guests of network %s, and takes no more than %d", c.Guests, req.Network.Name, req.Network.MaxGuests),
+		Group: fmt.Sprintf("full with %d guests of network %s", req.Network.MaxGuests, req.Network.Name),
+	}}
 }
 
 func notJustRefused(_ Requirements, c *Candidate) []Reason {

@@ -37,6 +37,16 @@ type Requirements struct {
 	NodeName     string
 	NodeSelector map[string]string
 	Tolerations  []corev1.Toleration
+	// Network the VM has an interface in; nil for none.
+	Network *Network
+}
+
+// Network is what placement has to know of one.
+type Network struct {
+	// Name as users write it: NAMESPACE/NAME.
+	Name string
+	// MaxGuests that one node takes of it.
+	MaxGuests int
 }
 
 // Candidate is a node as placement sees it.
@@ -48,6 +58,8 @@ type Candidate struct {
 	AgentAlive bool
 	// Bound is what VMs bound to the node take, those included whose binding is on its way to the API server.
 	Bound Amount
+	// Guests of the VM's network among them.
+	Guests int
 	// Refused, unless "", is why this node must not be asked now, in words that follow its name: a node that just gave the VM back.
 	Refused string
 }

@@ -104,6 +104,14 @@ func TestEachRefusalIsTold(t *testing.T) {
 			node: node("node-a", runtimeIs(v1alpha1.ReasonRuntimeUnreachable, "connection refused")),
 			want: "node-a: runtime not ready (connection refused)",
 		},
+		"a node that other nodes do not reach, by a VM with a network": {
+			node: node("node-a"), req: networked,
+			want: "node-a: without an address in the overlay, which spec.networkRef needs",
+		},
+		"a node that is full of one network's guests": {
+			node: node("node-a", inOverlay, func(c *schedule.Candidate) { c.Guests = 1000 }), req: networked,
+			want: "node-a: has 1000 guests of network team/lan, and takes no more than 1000",
+		},
 		"a node that just gave the VM back": {
 			node: node("node-a", func(c *schedule.Candidate) { c.Refused = "gave the VM back for want of capacity" }),
 			want: "node-a: gave the VM back for want of capacity",
@@ -131,6 +139,27 @@ func TestEachRefusalIsTold(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", got, test.want)
 			}
 		})
+	}
+}
+
+func networked(r *schedule.Requirements) {
+	r.Network = &schedule.Network{Name: "team/lan", MaxGuests: 1000}
+}
+
+func inOverlay(c *schedule.Candidate) { c.Imp.Status.Network.Address = "192.0.2.1" }
+
+func TestAVMWithANetworkGoesWhereItsNetworkCanBe(t *testing.T) {
+	req := small()
+	networked(&req)
+	candidates := []schedule.Candidate{
+		node("node-a"), node("node-b", inOverlay, bound(2, 1024, 8), func(c *schedule.Candidate) { c.Guests = 999 }),
+	}
+	if choice, refusals, ok := schedule.Pick(req, candidates); !ok || choice.Node != "node-b" {
+		t.Errorf("picked %q (%s)", choice.Node, refusals.Message(1024))
+	}
+	req.Network = nil
+	if choice, _, ok := schedule.Pick(req, candidates); !ok || choice.Node != "node-a" {
+		t.Errorf("without a network: picked %q", choice.Node)
 	}
 }
 

@@ -2,7 +2,6 @@ package api
 
 import (
 	"encoding/json"
-	"fmt"
 	"slices"
 	"testing"
 
@@ -53,6 +52,8 @@ func TestColumnsOfAnImpVM(t *testing.T) {
 	c.bind(vm, "node-a")
 	c.status(vm, func(s *v1alpha1.ImpVMStatus) {
 		code := int32(3)
+		s.IP = "10.44.0.10"
+		s.Addresses = []v1alpha1.VMAddress{{Address: s.IP, Prefix: 24, MAC: "02:00:00:00:00:01", Network: "net", NetworkUID: "u"}}
 		s.Phase, s.RestartCount, s.ExitCode = v1alpha1.PhaseStarting, 2, &code
 		s.Conditions = append(s.Conditions, metav1.Condition{
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonImagePullFailed, LastTransitionTime: *s.PlacedAt,
@@ -60,13 +61,8 @@ func TestColumnsOfAnImpVM(t *testing.T) {
 	})
 	table := c.table("/apis/imp.dev/v1alpha1/namespaces/" + c.namespace + "/impvms")
 	equal(t, "the header", columns(table),
-		[]string{"Name", "Phase", "Ready", "Node", "Restarts", "Age", "Reason", "(Image)", "(Exit)"})
-	row := make([]string, 0, len(table.Rows[0].Cells))
-	for _, cell := range table.Rows[0].Cells {
-		row = append(row, fmt.Sprint(cell))
-	}
-	row[5] = "" // the age
-	equal(t, "the row", row, []string{"web", "Starting", "False", "node-a", "2", "", "ImagePullFailed", "nginx:1", "3"})
+		[]string{"Name", "Phase", "Ready", "Node", "IP", "Restarts", "Age", "Reason", "(Image)", "(Exit)"})
+	equal(t, "the row", row(table, 0), []string{"web", "Starting", "False", "node-a", "10.44.0.10", "2", "", "ImagePullFailed", "nginx:1", "3"})
 }
 
 func TestColumnsOfClassesAndNodes(t *testing.T) {
@@ -87,7 +83,7 @@ func TestShortNames(t *testing.T) {
 	for _, r := range list.APIResources {
 		got[r.Name] = append(r.ShortNames, r.SingularName)
 	}
-	for resource, short := range map[string]string{"impvms": "impvm", "impvmclasses": "impcls", "impnodes": "impnode"} {
+	for resource, short := range map[string]string{"impvms": "impvm", "impvmclasses": "impcls", "impnodes": "impnode", "impnetworks": "impnet", "impaddresses": "impaddr"} {
 		if !slices.Contains(got[resource], short) {
 			t.Errorf("%s is known as %v, want %s among them", resource, got[resource], short)
 		}

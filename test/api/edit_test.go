@@ -8,7 +8,8 @@ import (
 
 const full = `{image: a, imagePullPolicy: Never, imagePullSecrets: [{name: s}], command: [c], args: [x], env: [{name: A, value: b}],
   workingDir: /w, dataPaths: [/d], nodeName: node-a, nodeSelector: {a: b}, tolerations: [{operator: Exists}],
-  terminationGracePeriodSeconds: 5, activeDeadlineSeconds: 60, ttlSecondsAfterFinished: 60, classRef: {name: small}}`
+  terminationGracePeriodSeconds: 5, activeDeadlineSeconds: 60, ttlSecondsAfterFinished: 60, classRef: {name: small},
+  networkRef: {name: net}, address: 10.44.0.10}`
 
 // edit is one change of one field.
 type edit struct{ field, change string }
@@ -52,6 +53,10 @@ func never() []edit {
 		{"nodeName", `spec: {nodeName: null}`},
 		{"dataPaths", `spec: {dataPaths: [/d, /e]}`},
 		{"dataPaths", `spec: {dataPaths: null}`},
+		{"networkRef", `spec: {networkRef: {name: other}}`},
+		{"address", `spec: {address: 10.44.0.11}`},
+		{"address", `spec: {address: null}`},
+		{"address", `spec: {address: ""}`},
 	}
 }
 
@@ -111,4 +116,37 @@ func TestAnEphemeralVMIsRepairedByItsClassUntilItIsPlaced(t *testing.T) {
 	c.bind(vm, "node-a")
 	err := patch(t, c.admin, vm.DeepCopy(), `spec: {classRef: {name: other}}`)
 	refused(t, err, "spec.classRef", "cannot be changed on an ephemeral VM that has been placed on a node")
+}
+
+func TestAVMKeepsItsNetworkOrTheLackOfOne(t *testing.T) {
+	const anew = "cannot be changed: the VM's address belongs to its network; delete the ImpVM and create it anew"
+	for _, lifecycle := range []string{"ephemeral", "persistent"} {
+		c := newCluster(t)
+		for name, tc := range map[string]struct {
+			spec, change string
+			want         []string
+		}{
+			"another network":                 {`{image: a, networkRef: {name: net}}`, `spec: {networkRef: {name: other}}`, []string{"spec.networkRef", anew}},
+			"no network any more":             {`{image: a, networkRef: {name: net}}`, `spec: {networkRef: null}`, []string{"spec.networkRef", anew}},
+			"a network all the same":          {`{image: a}`, `spec: {networkRef: {name: net}}`, []string{"spec.networkRef", anew}},
+			"an address that is wished later": {`{image: a, networkRef: {name: net}}`, `spec: {address: 10.44.0.10}`, []string{"spec.address", "cannot be changed"}},
+			"an empty address is no address":  {`{image: a, networkRef: {name: net}}`, `spec: {address: ""}`, nil},
+			"and no address is an empty one":  {`{image: a, networkRef: {name: net}, address: ""}`, `spec: {address: null}`, nil},
+		} {
+			t.Run(lifecycle+": "+name, func(t *testing.T) {
+				vm := c.vm(dnsName(name), tc.spec)
+				vm.Object["spec"].(map[string]any)["lifecycle"] = lifecycle
+				must(t, c.admin.Create(t.Context(), vm))
+				refused(t, patch(t, c.admin, vm, tc.change), tc.want...)
+			})
+		}
+	}
+}
+
+// A program that reads a VM into Imp's types and writes it back drops what is empty. That is no change.
+func TestAVMThatIsWrittenBackByAProgramIsNotChanged(t *testing.T) {
+	c := newCluster(t)
+	vm := c.created("vm", `{image: a, nodeName: "", workingDir: "", address: ""}`)
+	vm.Labels = map[string]string{"touched": "true"}
+	must(t, c.admin.Update(t.Context(), vm))
 }

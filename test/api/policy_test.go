@@ -90,12 +90,16 @@ func TestAnAgentLeavesTheOperatorsPartOfAStatusAlone(t *testing.T) {
 	c.bind(vm, "part-a")
 	must(t, c.applied(agent, vm, report))
 	for field, tc := range map[string]struct{ fields, want string }{
-		"nodeName":           {`{nodeName: part-b}`, "status.nodeName is the operator's"},
-		"nodeName, emptied":  {`{nodeName: ""}`, "status.nodeName is the operator's"},
-		"assignment":         {`{assignment: 2}`, "status.assignment is the operator's"},
-		"placedAt":           {`{placedAt: "2031-01-01T00:00:00Z"}`, "status.placedAt is the operator's"},
-		"release":            {`{release: {assignment: 1, reason: Deleted}}`, "status.release is the operator's"},
-		"resources":          {`{resources: {vcpu: 2, memoryMiB: 128, diskGiB: 1, arch: amd64}}`, "status.resources is the operator's"},
+		"nodeName":          {`{nodeName: part-b, assignment: 2}`, "status.nodeName is the operator's"},
+		"nodeName, emptied": {`{nodeName: ""}`, "status.nodeName is the operator's"},
+		"assignment":        {`{assignment: 2}`, "status.assignment is the operator's"},
+		"placedAt":          {`{placedAt: "2031-01-01T00:00:00Z"}`, "status.placedAt is the operator's"},
+		"release":           {`{release: {assignment: 1, reason: Deleted}}`, "status.release is the operator's"},
+		"resources":         {`{resources: {vcpu: 2, memoryMiB: 128, diskGiB: 1, arch: amd64}}`, "status.resources is the operator's"},
+		"ip":                {`{ip: 10.44.0.66}`, "status.ip is the operator's"},
+		"addresses": {`{addresses: [{address: 10.44.0.66, prefix: 24, mac: "02:00:00:00:00:01", network: net, networkUID: u}]}`,
+			"status.addresses is the operator's"},
+		"addresses, none":    {`{addresses: []}`, "status.addresses is the operator's"},
 		"Scheduled":          {conditions("Scheduled", "False"), "the condition Scheduled is the operator's"},
 		"NodeReachable":      {conditions("NodeReachable", "False"), "the condition NodeReachable is the operator's"},
 		"releasedAssignment": {`{releasedAssignment: 2}`, "may not be greater than status.assignment"},
@@ -157,6 +161,8 @@ func TestAnAgentHasNoRightBeyondItsRoles(t *testing.T) {
 	forbidden("reading a namespace", agent.Get(t.Context(), client.ObjectKey{Name: "kube-system"}, &corev1.Namespace{}))
 	forbidden("listing classes", agent.List(t.Context(), &v1alpha1.ImpVMClassList{}))
 	must(t, agent.List(t.Context(), &v1alpha1.ImpVMList{}, client.MatchingFields{"status.nodeName": "rights-a"}))
+	must(t, agent.List(t.Context(), &v1alpha1.ImpNetworkList{}))
+	must(t, agent.List(t.Context(), &v1alpha1.ImpAddressList{}))
 }
 
 func TestAnAgentReadsSecretsWhereAnAdministratorBoundTheRole(t *testing.T) {

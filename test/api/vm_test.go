@@ -74,19 +74,31 @@ func TestAnImpVMIsCheckedWhenItIsCreated(t *testing.T) {
 		"a data path twice is refused":               {`{image: a, dataPaths: [/a, /b, /a]}`, []string{"spec.dataPaths[2]", "Duplicate value"}},
 		"33 data paths are refused":                  {`{image: a, dataPaths: ` + many(33, `/d%d`) + `}`, []string{"spec.dataPaths", "must have at most 32 items"}},
 
-		"a node's name is a DNS name":               {`{image: a, nodeName: "Node 1"}`, []string{"spec.nodeName", "must be the name of a Node"}},
-		"a selector takes labels":                   {spec: `{image: a, nodeSelector: {example.com/zone: a_1, disk: "", "x.y-z_1": "1.2"}}`},
-		"a selector with a bad key is refused":      {`{image: a, nodeSelector: {"a b": c}}`, []string{"spec.nodeSelector", "keys must be label keys"}},
-		"a selector with a bad value is refused":    {`{image: a, nodeSelector: {a: "b c"}}`, []string{"spec.nodeSelector", "values must be label values"}},
-		"a selector with a long value is refused":   {`{image: a, nodeSelector: {a: ` + strings.Repeat("x", 64) + `}}`, []string{"spec.nodeSelector", "at most 63"}},
-		"tolerations are a pod's":                   {spec: `{image: a, tolerations: [{operator: Exists}, {key: a/b, value: c}, {key: x, operator: Exists, effect: NoExecute}]}`},
-		"an unknown operator is refused":            {`{image: a, tolerations: [{key: a, operator: In}]}`, []string{"spec.tolerations", "operator must be Exists or Equal"}},
-		"an unknown effect is refused":              {`{image: a, tolerations: [{key: a, effect: Never}]}`, []string{"spec.tolerations", "effect must be NoSchedule, PreferNoSchedule, NoExecute"}},
-		"no key with Equal is refused":              {`{image: a, tolerations: [{value: a}]}`, []string{"spec.tolerations", "operator must be Exists where key is empty"}},
-		"a value with Exists is refused":            {`{image: a, tolerations: [{key: a, operator: Exists, value: b}]}`, []string{"spec.tolerations", "value must be empty where operator is Exists"}},
-		"seconds of a toleration do nothing yet":    {`{image: a, tolerations: [{key: a, operator: Exists, effect: NoExecute, tolerationSeconds: 5}]}`, []string{"spec.tolerations", "tolerationSeconds must be absent"}},
-		"a toleration with a bad key is refused":    {`{image: a, tolerations: [{key: "a b"}]}`, []string{"spec.tolerations", "key must be a label key"}},
-		"a toleration with a bad value is refused":  {`{image: a, tolerations: [{key: a, value: "b c"}]}`, []string{"spec.tolerations", "value must be a label value"}},
+		"a node's name is a DNS name":              {`{image: a, nodeName: "Node 1"}`, []string{"spec.nodeName", "must be the name of a Node"}},
+		"a selector takes labels":                  {spec: `{image: a, nodeSelector: {example.com/zone: a_1, disk: "", "x.y-z_1": "1.2"}}`},
+		"a selector with a bad key is refused":     {`{image: a, nodeSelector: {"a b": c}}`, []string{"spec.nodeSelector", "keys must be label keys"}},
+		"a selector with a bad value is refused":   {`{image: a, nodeSelector: {a: "b c"}}`, []string{"spec.nodeSelector", "values must be label values"}},
+		"a selector with a long value is refused":  {`{image: a, nodeSelector: {a: ` + strings.Repeat("x", 64) + `}}`, []string{"spec.nodeSelector", "at most 63"}},
+		"tolerations are a pod's":                  {spec: `{image: a, tolerations: [{operator: Exists}, {key: a/b, value: c}, {key: x, operator: Exists, effect: NoExecute}]}`},
+		"an unknown operator is refused":           {`{image: a, tolerations: [{key: a, operator: In}]}`, []string{"spec.tolerations", "operator must be Exists or Equal"}},
+		"an unknown effect is refused":             {`{image: a, tolerations: [{key: a, effect: Never}]}`, []string{"spec.tolerations", "effect must be NoSchedule, PreferNoSchedule, NoExecute"}},
+		"no key with Equal is refused":             {`{image: a, tolerations: [{value: a}]}`, []string{"spec.tolerations", "operator must be Exists where key is empty"}},
+		"a value with Exists is refused":           {`{image: a, tolerations: [{key: a, operator: Exists, value: b}]}`, []string{"spec.tolerations", "value must be empty where operator is Exists"}},
+		"seconds of a toleration do nothing yet":   {`{image: a, tolerations: [{key: a, operator: Exists, effect: NoExecute, tolerationSeconds: 5}]}`, []string{"spec.tolerations", "tolerationSeconds must be absent"}},
+		"a toleration with a bad key is refused":   {`{image: a, tolerations: [{key: "a b"}]}`, []string{"spec.tolerations", "key must be a label key"}},
+		"a toleration with a bad value is refused": {`{image: a, tolerations: [{key: a, value: "b c"}]}`, []string{"spec.tolerations", "value must be a label value"}},
+		"a network":                                 {spec: `{image: a, networkRef: {name: app-network}}`},
+		"a network and an address in it":            {spec: `{image: a, networkRef: {name: app-network}, address: 10.44.0.10}`},
+		"an empty address is none":                  {spec: `{image: a, address: ""}`},
+		"a network's name is a name":                {`{image: a, networkRef: {name: "My Net"}}`, []string{"spec.networkRef.name", "must be the name of an ImpNetwork in the VM's namespace"}},
+		"another namespace's network is refused":    {`{image: a, networkRef: {name: other/net}}`, []string{"spec.networkRef.name", "in the VM's namespace"}},
+		"a network reference needs a name":          {`{image: a, networkRef: {}}`, []string{"spec.networkRef.name: Required value"}},
+		"an empty name of a network is refused":     {`{image: a, networkRef: {name: ""}}`, []string{"spec.networkRef.name", "must be the name of an ImpNetwork"}},
+		"an address without a network is refused":   {`{image: a, address: 10.44.0.10}`, []string{"spec.address", "is an address of a network: set networkRef too, or leave it out"}},
+		"an address that is a name is refused":      {`{image: a, networkRef: {name: net}, address: web}`, []string{"spec.address", "must be an IPv4 address, like 10.44.0.10"}},
+		"an address with its prefix is refused":     {`{image: a, networkRef: {name: net}, address: 10.44.0.1/2}`, []string{"spec.address", "must be an IPv4 address"}},
+		"an IPv6 address is refused":                {`{image: a, networkRef: {name: net}, address: "fd00::10"}`, []string{"spec.address", "must be an IPv4 address"}},
+		"leading zeros in an address are refused":   {`{image: a, networkRef: {name: net}, address: 10.44.0.010}`, []string{"spec.address", "must be an IPv4 address"}},
 		"a negative grace is refused":               {`{image: a, terminationGracePeriodSeconds: -1}`, []string{"spec.terminationGracePeriodSeconds", "greater than or equal to 0"}},
 		"a grace of 0 kills":                        {spec: `{image: a, terminationGracePeriodSeconds: 0}`},
 		"a deadline of 0 is refused":                {`{image: a, activeDeadlineSeconds: 0}`, []string{"spec.activeDeadlineSeconds", "greater than or equal to 1"}},
@@ -132,6 +144,6 @@ func TestDefaultsOfAnImpVM(t *testing.T) {
 
 func TestAWordThatIsNotAFieldIsRefusedWhenKubectlAsksForIt(t *testing.T) {
 	c := newCluster(t)
-	err := client.WithFieldValidation(c.admin, "Strict").Create(t.Context(), c.vm("odd", `{image: a, networkRef: {name: x}}`), client.DryRunAll)
-	refused(t, err, `unknown field "spec.networkRef"`)
+	err := client.WithFieldValidation(c.admin, "Strict").Create(t.Context(), c.vm("odd", `{image: a, netRef: {name: x}}`), client.DryRunAll)
+	refused(t, err, `unknown field "spec.netRef"`)
 }

@@ -73,31 +73,33 @@ type cluster struct {
 // need skips the test where this machine cannot run it, and fails it instead under IMP_REQUIRE_ALL=1.
 func need(t *testing.T) (binDir, cacheDir string) {
 	t.Helper()
-	lacking := func(format string, args ...any) {
-		t.Helper()
-		if os.Getenv("IMP_REQUIRE_ALL") == "1" {
-			t.Fatalf(format, args...)
-		}
-		t.Skipf(format, args...)
-	}
 	if os.Geteuid() != 0 {
-		lacking("needs root: nodes make cgroups and run programs as other users")
+		lacking(t, "needs root: nodes make cgroups and run programs as other users")
 	}
 	cacheDir, err := controlplane.CacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := controlplane.Find(cacheDir); err != nil {
-		lacking("needs a Kubernetes API server: %v", err)
+		lacking(t, "needs a Kubernetes API server: %v", err)
 	}
 	binDir, err = filepath.Abs("../../bin")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(binDir, "imp-runtime")); err != nil {
-		lacking("needs Imp's programs: run make build")
+		lacking(t, "needs Imp's programs: run make build")
 	}
 	return binDir, cacheDir
+}
+
+// lacking skips the test, or fails it where nothing may be lacking.
+func lacking(t *testing.T, format string, args ...any) {
+	t.Helper()
+	if os.Getenv("IMP_REQUIRE_ALL") == "1" {
+		t.Fatalf(format, args...)
+	}
+	t.Skipf(format, args...)
 }
 
 // shared gives the one cluster of this driver, started by the first test that asks.
@@ -116,7 +118,7 @@ func shared(t *testing.T, driver string) *cluster {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	nodes := map[string]int{"fake": 2, "qemu": 1}[driver]
+	nodes := map[string]int{"fake": 2, "qemu": 3}[driver]
 	c := up(t, devserver.Options{Dir: dir, Nodes: nodes, VMM: driver, BinDir: binDir, CacheDir: cacheDir})
 	clusters.byDriver[driver] = c
 	return c

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -14,7 +13,6 @@ import (
 
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/devserver"
-	"imp.dev/imp/internal/devserver/controlplane"
 	guestfake "imp.dev/imp/internal/guest/fake"
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 
@@ -371,19 +369,7 @@ func TestTheRunbooksCommandsWorkAsWritten(t *testing.T) {
 	c := shared(t, "fake")
 	ns := c.namespace(t)
 	vm := c.create(t, c.vm(ns, "book", scripted(exits(3))))
-	_, cacheDir := need(t)
-	binaries, err := controlplane.Find(cacheDir)
-	must(t, err)
-	kubectl := func(args ...string) string {
-		t.Helper()
-		cmd := exec.Command(binaries.Kubectl, append([]string{"--kubeconfig", c.server.Places.Kubeconfig()}, args...)...)
-		cmd.Env = []string{"HOME=" + t.TempDir()}
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
-		}
-		return string(out)
-	}
+	kubectl := func(args ...string) string { t.Helper(); return c.kubectl(t, args...) }
 	expect := func(out string, words ...string) {
 		t.Helper()
 		for _, w := range words {

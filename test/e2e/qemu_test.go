@@ -106,6 +106,7 @@ sync; sleep 3; test "$(cat /mark)" = "$NAME" && test ! -e /www && test -d /moved
 	var vms []*v1alpha1.ImpVM
 	for _, name := range []string{"one", "two"} {
 		vms = append(vms, c.create(t, c.vm(ns, name, shell(script), func(vm *v1alpha1.ImpVM) {
+			vm.Spec.NodeName = "node-1" // where they share a base
 			vm.Spec.Env = []v1alpha1.EnvVar{{Name: "NAME", Value: name}}
 		})))
 	}
@@ -238,7 +239,7 @@ func TestAServerBecomesReadyAndOutlivesTheDaemons(t *testing.T) {
 	c := shared(t, "qemu")
 	ns := c.namespace(t)
 	vm := c.create(t, c.vm(ns, "web", persistent, class("probed"), grace(5), func(vm *v1alpha1.ImpVM) {
-		vm.Spec.Command = []string{"/bin/sh", "-c", "sleep 2; exec httpd -f -p 8080 -h /www"}
+		vm.Spec.Command, vm.Spec.NodeName = []string{"/bin/sh", "-c", "sleep 2; exec httpd -f -p 8080 -h /www"}, "node-1"
 	}))
 	now := c.await(t, vm, booting, "running, not yet Ready", running)
 	if ready(now) {

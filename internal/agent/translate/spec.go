@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/fault"
@@ -17,9 +18,11 @@ import (
 	"imp.dev/imp/internal/restart"
 )
 
+// DefaultGrace is that of a VM that says nothing else, and of one whose object is gone.
+const DefaultGrace = 30 * time.Second
+
 // Defaults of fields that the API server fills in; they hold as well for objects that were stored before a default existed.
 const (
-	defaultGrace            = 30 * time.Second
 	defaultProbePath        = "/"
 	defaultProbePeriod      = 10 * time.Second
 	defaultProbeTimeout     = time.Second
@@ -27,13 +30,17 @@ const (
 )
 
 // Spec is what the runtime is told about vm, which must be bound. Credentials are those of the VM's imagePullSecrets: nil when they
-// were not read, empty when there are none in them, which is no reason to wait for some. The error, a fault InvalidSpec, says
-// what the operator has not written yet.
-func Spec(vm *v1alpha1.ImpVM, credentials []image.Credential) (machine.Spec, error) {
+// were not read, empty when there are none in them, which is no reason to wait for some. Facts are those of the VM's networks. The
+// error, a fault InvalidSpec or NetworkSetupFailed, says what the operator has not written yet.
+func Spec(vm *v1alpha1.ImpVM, facts map[types.UID]NetworkFacts, credentials []image.Credential) (machine.Spec, error) {
 	r := vm.Status.Resources
 	if r == nil {
 		return machine.Spec{}, fault.Errorf(fault.InvalidSpec, "reading object",
 			"status.resources is not there, although the VM is bound to node %s", vm.Status.NodeName)
+	}
+	nics, err := interfaces(vm, facts)
+	if err != nil {
+		return machine.Spec{}, err
 	}
 	s := machine.Spec{
 		ID: string(vm.UID), Namespace: vm.Namespace, Name: vm.Name,
@@ -51,10 +58,11 @@ func Spec(vm *v1alpha1.ImpVM, credentials []image.Credential) (machine.Spec, err
 			Command: vm.Spec.Command, Args: vm.Spec.Args, Env: env(vm.Spec.Env),
 			WorkingDir: vm.Spec.WorkingDir, DataPaths: vm.Spec.DataPaths,
 		},
-		Probe:    probe(r.ReadinessProbe),
-		Grace:    Grace(vm),
-		Deadline: deadline(vm),
-		History:  history(vm.Status.Restart),
+		Interfaces: nics,
+		Probe:      probe(r.ReadinessProbe),
+		Grace:      Grace(vm),
+		Deadline:   deadline(vm),
+		History:    history(vm.Status.Restart),
 	}
 	if s.Lifecycle == machine.Persistent {
 		s.Restart = restart.Default()
@@ -70,7 +78,7 @@ func Grace(vm *v1alpha1.ImpVM) time.Duration {
 	if seconds := vm.Spec.TerminationGracePeriodSeconds; seconds != nil {
 		return time.Duration(max(*seconds, 0)) * time.Second
 	}
-	return defaultGrace
+	return DefaultGrace
 }
 
 // PullPolicy is the policy that holds for an image: the one asked for, else Kubernetes' own default, which asks the registry

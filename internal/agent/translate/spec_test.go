@@ -1,18 +1,21 @@
 package translate
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/image"
 	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/network"
 	"imp.dev/imp/internal/restart"
 )
 
@@ -42,6 +45,11 @@ func bound(change ...func(*v1alpha1.ImpVM)) *v1alpha1.ImpVM {
 	return vm
 }
 
+func inNetwork(vm *v1alpha1.ImpVM) {
+	vm.Spec.NetworkRef = &v1alpha1.NetworkReference{Name: "apps"}
+	vm.Status.Addresses = []v1alpha1.VMAddress{{Address: "10.44.0.7", Prefix: 24, MAC: "02:00:00:00:00:01", Network: "apps", NetworkUID: "n-uid"}}
+}
+
 func persistent(vm *v1alpha1.ImpVM) { vm.Spec.Lifecycle = v1alpha1.LifecyclePersistent }
 
 func TestSpec(t *testing.T) {
@@ -50,11 +58,24 @@ func TestSpec(t *testing.T) {
 		Lifecycle: machine.Ephemeral, Image: machine.Image{Reference: "registry.test/app:1", Policy: image.IfNotPresent},
 		VCPU: 2, MemoryMiB: 256, DiskGiB: 3, Workload: machine.Workload{Env: []machine.EnvVar{}}, Grace: 30 * time.Second,
 	}
+	facts := map[types.UID]NetworkFacts{"n-uid": {Gateway: "10.44.0.1", MTU: 1450, DNS: []string{"192.0.2.53"}, SearchDomains: []string{"apps.test"}}}
 	cases := map[string]struct {
 		vm          *v1alpha1.ImpVM
 		credentials []image.Credential
 		want        func(*machine.Spec)
 	}{
+		"a VM of a network has its interface": {
+			bound(inNetwork), nil,
+			func(s *machine.Spec) {
+				s.Interfaces = []network.Interface{{
+					Name: "eth0", Network: "n-uid", MAC: "02:00:00:00:00:01", Addresses: []string{"10.44.0.7/24"}, Gateway: "10.44.0.1", MTU: 1450,
+					Nameservers: []string{"192.0.2.53"}, SearchDomains: []string{"apps.test"},
+				}}
+			},
+		},
+		"a VM without a network has a loopback only": {
+			bound(inNetwork, func(vm *v1alpha1.ImpVM) { vm.Spec.NetworkRef = nil }), nil, func(*machine.Spec) {},
+		},
 		"the defaults are Kubernetes' own": {bound(), nil, func(*machine.Spec) {}},
 		"command, args and env arrive byte for byte": {
 			bound(func(vm *v1alpha1.ImpVM) {
@@ -125,7 +146,7 @@ func TestSpec(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			want := plain
 			c.want(&want)
-			got, err := Spec(c.vm, c.credentials)
+			got, err := Spec(c.vm, facts, c.credentials)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -138,11 +159,25 @@ func TestSpec(t *testing.T) {
 		})
 	}
 	t.Run("a VM whose resources were not resolved is an error that names them", func(t *testing.T) {
-		_, err := Spec(bound(func(vm *v1alpha1.ImpVM) { vm.Status.Resources = nil }), nil)
+		_, err := Spec(bound(func(vm *v1alpha1.ImpVM) { vm.Status.Resources = nil }), nil, nil)
 		if !fault.Is(err, fault.InvalidSpec) {
 			t.Errorf("error is %v", err)
 		}
 	})
+}
+
+func TestSpecWaitsForTheNetwork(t *testing.T) {
+	for name, vm := range map[string]*v1alpha1.ImpVM{
+		"an address that was not given":           bound(inNetwork, func(vm *v1alpha1.ImpVM) { vm.Status.Addresses = nil }),
+		"a network of which nothing is known yet": bound(inNetwork),
+	} {
+		t.Run(name+" is an error that names the network", func(t *testing.T) {
+			_, err := Spec(vm, nil, nil)
+			if !fault.Is(err, fault.NetworkSetupFailed) || !strings.Contains(err.Error(), "team/apps") {
+				t.Errorf("error is %v", err)
+			}
+		})
+	}
 }
 
 func TestPullPolicy(t *testing.T) {

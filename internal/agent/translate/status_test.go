@@ -275,7 +275,7 @@ func TestBody(t *testing.T) {
 		t.Errorf("metadata is %v", body.Object["metadata"])
 	}
 	fields, _ := body.Object["status"].(map[string]any)
-	for _, operators := range []string{"nodeName", "assignment", "placedAt", "release", "resources"} {
+	for _, operators := range []string{"nodeName", "assignment", "placedAt", "release", "resources", "ip", "addresses"} {
 		if _, ok := fields[operators]; ok {
 			t.Errorf("the agent's apply holds the operator's %s", operators)
 		}
@@ -293,7 +293,7 @@ func TestBody(t *testing.T) {
 
 // A field that is added to ImpVMStatus must be somebody's: the operator's, listed here, or the agent's, listed in replaceOwned.
 func TestEveryStatusFieldHasAWriter(t *testing.T) {
-	operators := []string{"Phase", "Conditions", "NodeName", "Assignment", "PlacedAt", "Release", "Resources"}
+	operators := []string{"Phase", "Conditions", "NodeName", "Assignment", "PlacedAt", "Release", "Resources", "IP", "Addresses"}
 	full := reflect.New(reflect.TypeFor[v1alpha1.ImpVMStatus]()).Elem()
 	for i := range full.NumField() {
 		fill(full.Field(i))

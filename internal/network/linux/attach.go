@@ -26,7 +26,8 @@ func (n *Network) attach(m *machine, vmID string, interfaces []network.Interface
 	if !fileName(vmID) {
 		return nil, fmt.Errorf("%q is not a VM's ID", vmID)
 	}
-	if err := n.knownAndDistinct(interfaces); err != nil {
+	segments, err := n.segmentsOf(interfaces)
+	if err != nil {
 		return nil, err
 	}
 	kept := slices.DeleteFunc(slices.Clone(m.record.Interfaces), func(old network.Interface) bool { return !slices.ContainsFunc(interfaces, sameAs(old)) })
@@ -55,8 +56,8 @@ func (n *Network) attach(m *machine, vmID string, interfaces []network.Interface
 		out = nil
 		err = errors.Join(err, wrap("undoing it", n.write(vmID, m, kept)))
 	}()
-	for _, i := range interfaces {
-		tap, err := n.segment(i.Network).attach(vmID, i)
+	for at, i := range interfaces {
+		tap, err := segments[at].attach(vmID, i)
 		if err != nil {
 			return out, fmt.Errorf("interface %s: %w", i.Name, err)
 		}
@@ -72,22 +73,25 @@ func sameAs(one network.Interface) func(network.Interface) bool {
 	}
 }
 
-func (n *Network) knownAndDistinct(interfaces []network.Interface) error {
+// segmentsOf gives each interface's network, and refuses two interfaces of one name.
+func (n *Network) segmentsOf(interfaces []network.Interface) ([]*segment, error) {
+	var out []*segment
 	seen := map[string]bool{}
 	for _, i := range interfaces {
 		if seen[i.Name] {
-			return fmt.Errorf("interface %s: there are two of this name", i.Name)
+			return nil, fmt.Errorf("interface %s: there are two of this name", i.Name)
 		}
 		seen[i.Name] = true
 		if i.Network == "" {
-			return fmt.Errorf("interface %s: %w", i.Name, errNoNetwork)
+			return nil, fmt.Errorf("interface %s: %w", i.Name, errNoNetwork)
 		}
 		s := n.segment(i.Network)
 		if s == nil {
-			return fmt.Errorf("interface %s: network %s is not known here", i.Name, i.Network)
+			return nil, fmt.Errorf("interface %s: network %s is not known here", i.Name, i.Network)
 		}
+		out = append(out, s)
 	}
-	return nil
+	return out, nil
 }
 
 // write keeps what a VM has here; nothing is kept of one that has nothing.

@@ -65,20 +65,21 @@ func (s *segment) withdraw(g *guest) error {
 	if err := s.n.step("tap removed"); err != nil {
 		return err
 	}
+	// Who is elsewhere with its address, and was not believed while it was here, is so from now on.
+	_, elsewhere := s.plan.elsewhere[g.at.address]
+	elsewhere = elsewhere && s.verified && s.indices.overlay != 0
 	err := errors.Join(
 		s.space.unlink(g.tap),
 		wrap("removing rules of TAP "+g.tap, firewall.RemoveGuest(s.space.fd(), g.rule())),
-		s.forgetAddress(g.at.address),
-		s.space.forgetFlows(g.at.address),
 	)
-	if err != nil || !s.verified {
-		return err
+	if !elsewhere {
+		err = errors.Join(err, s.forgetAddress(g.at.address))
 	}
-	// Who was elsewhere with its address or MAC, and was not believed while it was here, is so now.
-	if _, shadowed := s.plan.elsewhere[g.at.address]; shadowed || s.plan.elsewhereMAC[g.at.mac] {
+	err = errors.Join(err, s.space.forgetFlows(g.at.address))
+	if err == nil && s.verified && (elsewhere || s.plan.elsewhereMAC[g.at.mac]) {
 		return s.follow()
 	}
-	return nil
+	return err
 }
 
 // forgetFlows removes what connection tracking remembers of an address: whoever has it next inherits no open door.

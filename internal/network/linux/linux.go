@@ -117,19 +117,9 @@ func (n *Network) adopt() error {
 	}
 	for id, record := range vms {
 		n.vms[id] = &machine{record: record, known: true}
-		for _, i := range record.Interfaces {
-			s := n.segments[i.Network]
-			if s == nil {
-				n.o.Log.Error("network of an attached VM is not known, the interface waits for it to be set", "vm", id, "interface", i.Name, "network", i.Network)
-				continue
-			}
-			g, err := s.guest(id, i)
-			if err != nil {
-				n.o.Log.Error("interface of an attached VM cannot be understood", "vm", id, "interface", i.Name, "error", err)
-				continue
-			}
-			s.add(g)
-		}
+	}
+	for _, s := range n.segments {
+		n.populate(s)
 	}
 	for id, tallies := range n.store.loadTallies() {
 		for name, t := range tallies {
@@ -147,6 +137,23 @@ func (n *Network) adopt() error {
 	}
 	n.host.adopt(n.segments)
 	return nil
+}
+
+// populate gives a network the guests that the records of VMs say it has.
+func (n *Network) populate(s *segment) {
+	for id, m := range n.vms {
+		for _, i := range m.record.Interfaces {
+			if i.Network != s.id {
+				continue
+			}
+			g, err := s.guest(id, i)
+			if err != nil {
+				n.o.Log.Error("interface of an attached VM cannot be understood", "vm", id, "interface", i.Name, "error", err)
+				continue
+			}
+			s.add(g)
+		}
+	}
 }
 
 // Close lets go of descriptors. Networks and guests stay as they are.
@@ -214,6 +221,7 @@ func (n *Network) segmentFor(spec network.Spec) (*segment, error) {
 		return nil, err
 	}
 	s.known = false
+	n.populate(s) // its record may have been lost, and its guests' not
 	n.segments[spec.ID] = s
 	return s, nil
 }

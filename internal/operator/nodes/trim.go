@@ -24,10 +24,13 @@ func Trim(obj any) (any, error) {
 			Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion,
 			CreationTimestamp: node.CreationTimestamp, Labels: node.Labels,
 		},
-		Spec: corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints},
-		Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{
-			BootID: node.Status.NodeInfo.BootID, Architecture: node.Status.NodeInfo.Architecture,
-		}},
+		Spec: corev1.NodeSpec{Unschedulable: node.Spec.Unschedulable, Taints: node.Spec.Taints, PodCIDRs: node.Spec.PodCIDRs},
+		Status: corev1.NodeStatus{
+			Addresses: node.Status.Addresses,
+			NodeInfo: corev1.NodeSystemInfo{
+				BootID: node.Status.NodeInfo.BootID, Architecture: node.Status.NodeInfo.Architecture,
+			},
+		},
 	}
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
@@ -52,11 +55,22 @@ func Changed(before, now *corev1.Node) bool {
 		before.Status.NodeInfo != now.Status.NodeInfo
 }
 
+// Moved says that the node has other addresses, or another range for its pods, than before.
+func Moved(before, now *corev1.Node) bool {
+	return !slices.Equal(before.Spec.PodCIDRs, now.Spec.PodCIDRs) || !slices.Equal(before.Status.Addresses, now.Status.Addresses)
+}
+
+// ImpMoved is Moved for what the agent tells.
+func ImpMoved(before, now *v1alpha1.ImpNode) bool {
+	return !equality.Semantic.DeepEqual(before.Status.Network, now.Status.Network)
+}
+
 // ImpChanged is Changed for what the agent tells.
 func ImpChanged(before, now *v1alpha1.ImpNode) bool {
 	ready := func(n *v1alpha1.ImpNode) bool {
 		return meta.IsStatusConditionTrue(n.Status.Conditions, v1alpha1.ConditionRuntimeReady)
 	}
 	return before.Status.Budget != now.Status.Budget || before.Status.Capabilities != now.Status.Capabilities ||
-		before.Status.BootID != now.Status.BootID || ready(before) != ready(now)
+		before.Status.BootID != now.Status.BootID || ready(before) != ready(now) ||
+		before.Status.Network.Address != now.Status.Network.Address
 }

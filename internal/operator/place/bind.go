@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"imp.dev/imp/api/v1alpha1"
+	"imp.dev/imp/internal/network"
 	"imp.dev/imp/internal/operator/statusapply"
 	"imp.dev/imp/internal/schedule"
 
@@ -30,6 +31,10 @@ func (r *Reconciler) bind(ctx context.Context, p *pass) (bool, error) {
 	if stop, err := r.catchUp(ctx, p); stop || err != nil {
 		return true, err
 	}
+	seat, stop, err := r.reserve(ctx, p)
+	if stop || err != nil {
+		return true, err
+	}
 	refusals, ok, err := r.pick(ctx, p)
 	if err != nil {
 		return true, err
@@ -50,8 +55,16 @@ func (r *Reconciler) bind(ctx context.Context, p *pass) (bool, error) {
 			r.Latency(p.now.Sub(p.vm.CreationTimestamp.Time))
 		}
 	})
-	// The finalizer comes before the claim: an agent must never see a VM that can vanish without a release.
-	return true, r.addFinalizer(ctx, p)
+	// The finalizer comes first: an agent must never see a VM that can vanish without a release, nor an address one that can vanish
+	// without letting go of it.
+	err = r.addFinalizer(ctx, p)
+	if err == nil && seat != nil {
+		err = r.take(ctx, p, seat)
+	}
+	if err != nil {
+		r.ledger.drop(p.vm.UID, p.vm.Status.Assignment) // nothing was written that binds it
+	}
+	return true, err
 }
 
 // catchUp sees to it that a VM whose binding is on its way is not bound a second time: the cache may be behind our own write,
@@ -98,17 +111,11 @@ func (r *Reconciler) pick(ctx context.Context, p *pass) (schedule.Refusals, bool
 	r.ledger.assume(p.vm, p.now)
 	uid, assignment := p.vm.UID, status.Assignment
 	p.failed = append(p.failed, func(err error) {
-		if definite(err) {
+		if statusapply.Definite(err) {
 			r.ledger.drop(uid, assignment)
 		}
 	})
 	return nil, true, nil
-}
-
-// definite errors say that the write was not made; after others it may have been.
-func definite(err error) bool {
-	return errors.Is(err, statusapply.ErrConflict) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err) ||
-		apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err)
 }
 
 // candidates are all nodes as they are now. The caller holds the ledger's lock.
@@ -119,7 +126,7 @@ func (r *Reconciler) candidates(ctx context.Context, p *pass) ([]schedule.Candid
 	if err != nil {
 		return nil, fmt.Errorf("reading nodes: %w", err)
 	}
-	bound, err := r.ledger.bound(ctx, r.Client, p.now, p.vm.UID)
+	bound, err := r.ledger.bound(ctx, r.Client, p.now, p.vm)
 	if err != nil {
 		return nil, err
 	}
@@ -132,7 +139,8 @@ func (r *Reconciler) candidates(ctx context.Context, p *pass) ([]schedule.Candid
 	for i := range found.Items {
 		node := &found.Items[i]
 		candidates[i] = schedule.Candidate{
-			Node: node, Imp: byName[node.Name], AgentAlive: r.Nodes.Heartbeats.Alive(node.Name), Bound: bound[node.Name],
+			Node: node, Imp: byName[node.Name], AgentAlive: r.Nodes.Heartbeats.Alive(node.Name),
+			Bound: bound[node.Name].amount, Guests: bound[node.Name].guests,
 		}
 		if refused := note.refused[node.Name]; refused != nil && p.now.Before(refused.until) {
 			candidates[i].Refused = "gave the VM back for want of capacity"
@@ -142,12 +150,16 @@ func (r *Reconciler) candidates(ctx context.Context, p *pass) ([]schedule.Candid
 }
 
 func requirements(vm *v1alpha1.ImpVM, class *v1alpha1.ImpVMClass) schedule.Requirements {
-	return schedule.Requirements{
+	req := schedule.Requirements{
 		Size: schedule.Amount{
 			VCPU: int64(class.Spec.VCPU), MemoryMiB: class.Spec.MemoryMiB, DiskGiB: class.Spec.DiskGiB,
 		},
 		Arch: class.Spec.Arch, NodeName: vm.Spec.NodeName, NodeSelector: vm.Spec.NodeSelector, Tolerations: vm.Spec.Tolerations,
 	}
+	if vm.Spec.NetworkRef != nil {
+		req.Network = &schedule.Network{Name: networkOf(vm).String(), MaxGuests: network.MaxGuests}
+	}
+	return req
 }
 
 func resources(class *v1alpha1.ImpVMClass, overheadMiB int64) *v1alpha1.Resources {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"imp.dev/imp/api/v1alpha1"
+	"imp.dev/imp/internal/operator/statusapply"
 	"imp.dev/imp/internal/operator/vmstate"
 	"imp.dev/imp/internal/schedule"
 
@@ -83,11 +84,11 @@ func (r *Reconciler) resize(ctx context.Context, p *pass, want *v1alpha1.Resourc
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("reading ImpNode: %w", err)
 	}
-	bound, err := r.ledger.bound(ctx, r.Client, p.now, p.vm.UID)
+	bound, err := r.ledger.bound(ctx, r.Client, p.now, p.vm)
 	if err != nil {
 		return err
 	}
-	candidate.Bound = bound[node]
+	candidate.Bound = bound[node].amount
 	if refused := schedule.Room(requirements(p.vm, p.class), &candidate); len(refused) > 0 {
 		text := schedule.Refusals{{Node: node, Reasons: refused}}.Message(maxRefusals)
 		p.scheduled(metav1.ConditionTrue, v1alpha1.ReasonPlaced, fmt.Sprintf(
@@ -99,7 +100,7 @@ func (r *Reconciler) resize(ctx context.Context, p *pass, want *v1alpha1.Resourc
 	r.ledger.assume(p.vm, p.now)
 	uid, assignment := p.vm.UID, p.vm.Status.Assignment
 	p.failed = append(p.failed, func(err error) {
-		if definite(err) {
+		if statusapply.Definite(err) {
 			r.ledger.drop(uid, assignment)
 		}
 	})

@@ -26,10 +26,17 @@ type assumption struct {
 	node       string
 	assignment int64
 	amount     schedule.Amount
+	network    types.NamespacedName // zero: in none
 	at         time.Time
 	// live says that it was read from the API server: the cache may not have the VM yet. Every other VM was read from the
 	// cache, so that one which the cache no longer has is gone, and what it held is free.
 	live bool
+}
+
+// usage is what VMs take of one node.
+type usage struct {
+	amount schedule.Amount
+	guests int // of the network that was asked for
 }
 
 // assumedFor is how long an assumption holds that neither the cache nor an error has spoken of.
@@ -71,8 +78,17 @@ func (l *ledger) assume(vm *v1alpha1.ImpVM, now time.Time) {
 		l.assumed = map[types.UID]assumption{}
 	}
 	l.assumed[vm.UID] = assumption{
-		node: vm.Status.NodeName, assignment: vm.Status.Assignment, amount: schedule.Taken(vm.Status.Resources), at: now,
+		node: vm.Status.NodeName, assignment: vm.Status.Assignment, amount: schedule.Taken(vm.Status.Resources),
+		network: inNetwork(vm), at: now,
 	}
+}
+
+// inNetwork names the VM's network; the zero value where it has none.
+func inNetwork(vm *v1alpha1.ImpVM) types.NamespacedName {
+	if vm.Spec.NetworkRef == nil {
+		return types.NamespacedName{}
+	}
+	return networkOf(vm)
 }
 
 // drop what was assumed of a VM with this assignment.
@@ -92,13 +108,21 @@ func (l *ledger) ahead(vm *v1alpha1.ImpVM, now time.Time) bool {
 	return ok && a.assignment > vm.Status.Assignment && now.Sub(a.at) < assumedFor
 }
 
-// bound gives what is taken of each node, without the VM except. The caller holds mu.
-func (l *ledger) bound(ctx context.Context, cached client.Reader, now time.Time, except types.UID) (map[string]schedule.Amount, error) {
+// bound gives what is taken of each node without asker, and how many guests of its network are there. The caller holds mu.
+func (l *ledger) bound(ctx context.Context, cached client.Reader, now time.Time, asker *v1alpha1.ImpVM) (map[string]usage, error) {
 	vms := &v1alpha1.ImpVMList{}
 	if err := cached.List(ctx, vms, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("reading what is bound: %w", err)
 	}
-	taken := map[string]schedule.Amount{}
+	taken, asked := map[string]usage{}, inNetwork(asker)
+	take := func(node string, amount schedule.Amount, network types.NamespacedName) {
+		u := taken[node]
+		u.amount = u.amount.Plus(amount)
+		if network == asked {
+			u.guests++
+		}
+		taken[node] = u
+	}
 	listed := make(map[types.UID]bool, len(vms.Items))
 	for i := range vms.Items {
 		vm := &vms.Items[i]
@@ -108,18 +132,20 @@ func (l *ledger) bound(ctx context.Context, cached client.Reader, now time.Time,
 			delete(l.assumed, vm.UID)
 			ahead = false
 		}
-		if vm.UID == except {
+		if vm.UID == asker.UID {
 			continue
 		}
 		if holds(vm) {
-			taken[vm.Status.NodeName] = taken[vm.Status.NodeName].Plus(schedule.Taken(vm.Status.Resources))
+			take(vm.Status.NodeName, schedule.Taken(vm.Status.Resources), inNetwork(vm))
 		}
 		switch {
 		case !ahead, vmstate.Finished(vm):
 		case holds(vm) && vm.Status.NodeName == a.node: // a new size of the same binding: the larger one counts
-			taken[a.node] = taken[a.node].Plus(larger(a.amount, schedule.Taken(vm.Status.Resources)))
+			u := taken[a.node]
+			u.amount = u.amount.Plus(larger(a.amount, schedule.Taken(vm.Status.Resources)))
+			taken[a.node] = u
 		default:
-			taken[a.node] = taken[a.node].Plus(a.amount)
+			take(a.node, a.amount, a.network)
 		}
 	}
 	for uid, a := range l.assumed {
@@ -127,8 +153,8 @@ func (l *ledger) bound(ctx context.Context, cached client.Reader, now time.Time,
 		case listed[uid]:
 		case !a.live, now.Sub(a.at) >= assumedFor:
 			delete(l.assumed, uid)
-		case uid != except:
-			taken[a.node] = taken[a.node].Plus(a.amount)
+		case uid != asker.UID:
+			take(a.node, a.amount, a.network)
 		}
 	}
 	return taken, nil

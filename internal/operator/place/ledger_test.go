@@ -65,11 +65,11 @@ func TestWhatTheLedgerHoldsForAVM(t *testing.T) {
 			if test.assumed {
 				l.assume(boundVM("a"), now)
 			}
-			taken, err := l.bound(t.Context(), test.cache, now.Add(test.after), "another")
+			taken, err := l.bound(t.Context(), test.cache, now.Add(test.after), &v1alpha1.ImpVM{ObjectMeta: metav1.ObjectMeta{UID: "another"}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := taken["node-a"]; got != test.want {
+			if got := taken["node-a"].amount; got != test.want {
 				t.Errorf("taken of the node: %+v, want %+v", got, test.want)
 			}
 		})

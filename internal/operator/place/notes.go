@@ -23,6 +23,7 @@ type note struct {
 	writtenAt time.Time
 	messageAt time.Time           // when Scheduled=False was last written
 	refused   map[string]*refused // by node
+	foreign   types.UID           // of the VM that has its address, once that was told
 }
 
 // refused is a node that gave the VM back.

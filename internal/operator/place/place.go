@@ -1,10 +1,12 @@
-// Package place is the writer imp-place: it binds VMs to nodes, takes them back, and lets go of them when they are deleted.
+// Package place is the writer imp-place: it gives VMs an address and a node, takes them back, and lets go of them when they are
+// deleted.
 //
-//	create ──► class? ──► node? ──► finalizer ──► claim ────────────► the node's agent
-//	             │          │                       ▲                       │
-//	        InvalidSpec  NoNodeFits                 └── gave it back ◄──────┤
-//	                                                                        ▼
-//	delete ──────────────────────────────────────► release ──────► releasedAssignment ──► finalizer dropped
+//	create ──► class? ──► network, address? ──► node? ──► finalizer ──► address claimed ──► bound ──► the node's agent
+//	             │                │                │                                         ▲              │
+//	        InvalidSpec  NetworkSetupFailed   NoNodeFits                                     └ gave it back ┤
+//	                                                                                                        ▼
+//	delete ──────────────────────────────────────────────► release ────────────────────────────► releasedAssignment
+//	                                                                     finalizer dropped ◄── address let go ◄──┘
 //
 // A pass reads one VM from the cache, lets a list of steps decide on a copy of it, and writes what they decided at once.
 // Every write carries the resourceVersion that was read.
@@ -20,6 +22,7 @@ import (
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/condition"
 	"imp.dev/imp/internal/event"
+	"imp.dev/imp/internal/operator/address"
 	"imp.dev/imp/internal/operator/nodes"
 	"imp.dev/imp/internal/operator/statusapply"
 
@@ -48,14 +51,17 @@ type Reconciler struct {
 	Client client.Client
 	Live   client.Reader
 	Nodes  *nodes.View
-	Clock  clock.PassiveClock
-	Events event.Recorder
-	Log    *slog.Logger
+	// Addresses are the claims of what VMs have in their networks.
+	Addresses *address.Claims
+	Clock     clock.PassiveClock
+	Events    event.Recorder
+	Log       *slog.Logger
 	// Latency observes the time from creation to the first placement.
 	Latency func(time.Duration)
 
-	ledger ledger
-	notes  notes
+	ledger  ledger
+	notes   notes
+	waiters waiters
 }
 
 // pass is one look at one VM.
@@ -73,6 +79,9 @@ type pass struct {
 	failed  []func(error)
 	// over ends the pass without a write of status.
 	over bool
+	// seat is the address that was set aside for the VM, and claimed says that its claim was made. waits: there was none.
+	seat           *address.Reservation
+	claimed, waits bool
 }
 
 func (p *pass) again(after time.Duration) {
@@ -107,6 +116,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	err := r.Client.Get(ctx, req.NamespacedName, read)
 	if apierrors.IsNotFound(err) {
 		r.notes.forget(req.NamespacedName)
+		r.stopWaiting(ctx, req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
 	if err != nil {
@@ -119,6 +129,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		read: read, vm: read.DeepCopy(), now: r.Clock.Now(),
 		log: r.Log.With("namespace", read.Namespace, "name", read.Name, "vm", read.UID),
 	}
+	defer r.afterwards(ctx, p)
 	for _, step := range r.steps() {
 		done, err := step(ctx, p)
 		if err != nil {
@@ -134,8 +145,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return r.ended(p, err)
 }
 
-// write applies what the steps changed, if they changed anything.
+// write applies what the steps changed, if they changed anything. The claim of the VM's address comes first: other nodes must not
+// send to where the VM is not, and an address whose VM is gone for good while its claim leads nowhere is free.
 func (r *Reconciler) write(ctx context.Context, p *pass) error {
+	if err := r.keep(ctx, p); err != nil {
+		return err
+	}
 	speaks := condition.OperatorSpeaks(p.vm)
 	if speaks {
 		condition.Apply(p.vm, p.now)

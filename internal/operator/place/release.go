@@ -27,8 +27,8 @@ func (r *Reconciler) leave(ctx context.Context, p *pass) (bool, error) {
 		p.over = true
 		return true, nil
 	}
-	if p.vm.Status.NodeName == "" || vmstate.Released(p.vm) {
-		return true, r.dropFinalizer(ctx, p)
+	if vmstate.Leaving(p.vm) {
+		return true, r.forget(ctx, p, v1alpha1.AddressQuarantined)
 	}
 	standing, err := r.Nodes.Standing(ctx, p.vm.Status.NodeName)
 	if err != nil {
@@ -37,7 +37,7 @@ func (r *Reconciler) leave(ctx context.Context, p *pass) (bool, error) {
 	// A host that was restarted comes back with the VM's record and disk: it needs the order, or it starts what nobody wants any more.
 	if standing.Gone {
 		p.log.Info("VM let go without its node's word", "node", p.vm.Status.NodeName, "proof", standing.Proof)
-		return true, r.dropFinalizer(ctx, p)
+		return true, r.forget(ctx, p, v1alpha1.AddressQuarantined)
 	}
 	deadline := p.read.DeletionTimestamp.Time
 	if standing.SilentAt.After(deadline) {
@@ -54,16 +54,31 @@ func (r *Reconciler) leave(ctx context.Context, p *pass) (bool, error) {
 		p.tell(warning, v1alpha1.ReasonAgentTimeout, "Deleting", fmt.Sprintf(
 			"deleted though %s has not said that nothing of it is left: silent since %s",
 			p.vm.Status.NodeName, standing.SilentAt.UTC().Format(time.RFC3339)))
-		return true, r.dropFinalizer(ctx, p)
+		return true, r.forget(ctx, p, v1alpha1.AddressHeld)
 	}
 	p.vm.Status.Release = &v1alpha1.Release{Assignment: p.vm.Status.Assignment, Reason: releaseDeleted}
 	return true, nil
 }
 
-// finished deletes a VM whose time after its end is over, and sees to it that nothing else is done with one that has ended.
+// forget lets the VM go for good. What becomes of its address is settled first: once the object is gone nobody knows.
+func (r *Reconciler) forget(ctx context.Context, p *pass, address v1alpha1.AddressState) error {
+	p.over = true
+	if err := r.letGo(ctx, p, address); err != nil {
+		return err
+	}
+	return r.dropFinalizer(ctx, p)
+}
+
+// finished frees the address of a VM that has ended, deletes it when its time after that is over, and sees to it that nothing
+// else is done with it.
 func (r *Reconciler) finished(ctx context.Context, p *pass) (bool, error) {
 	if !vmstate.Finished(p.vm) {
 		return false, nil
+	}
+	if len(p.vm.Status.Addresses) > 0 {
+		err := r.letGo(ctx, p, v1alpha1.AddressQuarantined)
+		p.vm.Status.IP, p.vm.Status.Addresses = "", nil
+		return true, err // the rest is for the pass that this write starts
 	}
 	p.over = true
 	if p.vm.Spec.TTLSecondsAfterFinished == nil {

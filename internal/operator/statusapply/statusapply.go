@@ -1,9 +1,10 @@
-// Package statusapply builds what the operator's two writers apply to an ImpVM's status. Server-side apply removes what a
-// manager owned and no longer sends; so each apply holds the complete set of its manager, and this is the one place where
+// Package statusapply builds what the operator's writers apply to the status of ImpVMs and ImpNetworks. Server-side apply removes
+// what a manager owned and no longer sends; so each apply holds the complete set of its manager, and this is the one place where
 // the sets are written down.
 //
-//	imp-place      nodeName assignment placedAt release resources, Scheduled;            Ready and phase while the operator speaks
-//	imp-reachable  NodeReachable, Finished of a lost node;                               Ready and phase in each of its writes
+//	imp-place      nodeName assignment placedAt release resources ip addresses, Scheduled;  Ready and phase while the operator speaks
+//	imp-reachable  NodeReachable, Finished of a lost node;                                  Ready and phase in each of its writes
+//	imp-network    all of an ImpNetwork's status
 //
 // imp-reachable always says Ready: each of its writes changes who speaks, and a Ready it left out would vanish until the
 // agent says something.
@@ -32,6 +33,7 @@ func Place(vm *v1alpha1.ImpVM, speaks bool) (map[string]any, error) {
 	owned := v1alpha1.ImpVMStatus{
 		NodeName: vm.Status.NodeName, Assignment: vm.Status.Assignment, PlacedAt: vm.Status.PlacedAt,
 		Release: vm.Status.Release, Resources: vm.Status.Resources,
+		IP: vm.Status.IP, Addresses: vm.Status.Addresses,
 	}
 	conditions := []string{v1alpha1.ConditionScheduled}
 	if speaks {
@@ -54,6 +56,9 @@ func Reachable(vm *v1alpha1.ImpVM) (map[string]any, error) {
 	})
 }
 
+// Network gives imp-network's set: it is the only writer of an ImpNetwork's status.
+func Network(network *v1alpha1.ImpNetwork) (map[string]any, error) { return encode(&network.Status) }
+
 func pick(from []metav1.Condition, types ...string) []metav1.Condition {
 	var picked []metav1.Condition
 	for _, conditionType := range types {
@@ -64,7 +69,7 @@ func pick(from []metav1.Condition, types ...string) []metav1.Condition {
 	return picked
 }
 
-func encode(owned *v1alpha1.ImpVMStatus) (map[string]any, error) {
+func encode(owned any) (map[string]any, error) {
 	set, err := runtime.DefaultUnstructuredConverter.ToUnstructured(owned)
 	if err != nil {
 		return nil, fmt.Errorf("encoding status: %w", err)
@@ -80,17 +85,21 @@ var ErrConflict = errors.New("the object was changed or replaced since it was re
 
 // Apply writes the set of a manager to the status of the object that read is, as it was read: not to one that was changed
 // since, and not to another of its name. On success read gets the new resourceVersion.
-func Apply(ctx context.Context, c client.Client, read *v1alpha1.ImpVM, manager string, set map[string]any) error {
+func Apply(ctx context.Context, c client.Client, read client.Object, manager string, set map[string]any) error {
+	kind, err := c.GroupVersionKindFor(read)
+	if err != nil {
+		return fmt.Errorf("applying status: %w", err)
+	}
 	object := &unstructured.Unstructured{Object: map[string]any{"status": maps.Clone(set)}}
-	object.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("ImpVM"))
-	object.SetNamespace(read.Namespace)
-	object.SetName(read.Name)
-	object.SetResourceVersion(read.ResourceVersion)
-	err := c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(manager), client.ForceOwnership)
+	object.SetGroupVersionKind(kind)
+	object.SetNamespace(read.GetNamespace())
+	object.SetName(read.GetName())
+	object.SetResourceVersion(read.GetResourceVersion())
+	err = c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(object), client.FieldOwner(manager), client.ForceOwnership)
 	if err != nil {
 		return Explain(err)
 	}
-	read.ResourceVersion = object.GetResourceVersion()
+	read.SetResourceVersion(object.GetResourceVersion())
 	return nil
 }
 
@@ -106,4 +115,10 @@ func Explain(err error) error {
 	default:
 		return fmt.Errorf("applying status: %w", err)
 	}
+}
+
+// Definite errors say that a write was not made; after others it may have been.
+func Definite(err error) bool {
+	return errors.Is(err, ErrConflict) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) ||
+		apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsTooManyRequests(err)
 }

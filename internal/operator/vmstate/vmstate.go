@@ -43,3 +43,8 @@ func Released(vm *v1alpha1.ImpVM) bool { return vm.Status.ReleasedAssignment >= 
 func Waiting(vm *v1alpha1.ImpVM) bool {
 	return vm.Status.NodeName == "" && vm.DeletionTimestamp == nil && !Finished(vm)
 }
+
+// Leaving says that the VM is being deleted and that nothing of it is on a node any more, or ever was: it may be forgotten.
+func Leaving(vm *v1alpha1.ImpVM) bool {
+	return vm.DeletionTimestamp != nil && (vm.Status.NodeName == "" || Released(vm))
+}
