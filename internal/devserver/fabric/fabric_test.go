@@ -204,7 +204,8 @@ func TestNoNameOfTheMachinesOwnNamespaceIsTaken(t *testing.T) {
 	}
 }
 
-func TestIPNetnsKnowsTheNamespacesByName(t *testing.T) {
+func ipProgram(t *testing.T) string {
+	t.Helper()
 	ip, err := exec.LookPath("ip")
 	if err != nil {
 		ip = "/sbin/ip"
@@ -212,10 +213,29 @@ func TestIPNetnsKnowsTheNamespacesByName(t *testing.T) {
 	if _, err := os.Stat(ip); err != nil {
 		lacking(t, "needs iproute2: "+err.Error())
 	}
+	return ip
+}
+
+func TestIPNetnsKnowsTheNamespacesByName(t *testing.T) {
+	ip := ipProgram(t)
 	f := make3(t)
 	out, err := exec.Command(ip, "netns", "exec", f.Node("node-3").Name, ip, "-4", "-o", "address", "show", "eth0").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "192.0.2.13/24") {
 		t.Errorf("ip netns exec gave %v: %s", err, out)
+	}
+}
+
+func TestANameCanBeRemovedAfterSomebodyElseHasMadeNamespaces(t *testing.T) {
+	f := make3(t) // its clean-up is what is tested
+	other := Namespace{Name: "impdevtest-ip-" + uuid.NewString()[:8]}
+	if out, err := exec.Command(ipProgram(t), "netns", "add", other.Name).CombinedOutput(); err != nil {
+		t.Fatalf("ip netns add: %v: %s", err, out)
+	}
+	if err := other.remove(); err != nil {
+		t.Error(err)
+	}
+	if err := f.Node("node-1").Do(func() error { return nil }); err != nil {
+		t.Errorf("a namespace is hidden by what ip did: %v", err)
 	}
 }
 

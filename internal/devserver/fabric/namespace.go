@@ -90,7 +90,7 @@ func onOwnThread(f func() error) error {
 // Create makes a namespace of that name with a loopback that is up. There must be none. Remove ends it.
 func Create(name string) (n Namespace, err error) {
 	n = Namespace{Name: name}
-	if err := os.MkdirAll(namespaceDir, 0o755); err != nil {
+	if err := shareDir(); err != nil {
 		return n, err
 	}
 	file, err := os.OpenFile(n.Path(), os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
@@ -112,6 +112,25 @@ func Create(name string) (n Namespace, err error) {
 		}
 		return setUp("lo")
 	})
+}
+
+// shareDir makes the folder of names a shared mount, as `ip netns` does. Whoever makes the first namespace has to: mounted over
+// later, by a runtime or by `ip`, the folder would hide the names of before, and none of them could be removed.
+func shareDir() error {
+	if err := os.MkdirAll(namespaceDir, 0o755); err != nil {
+		return err
+	}
+	share := func() error { return unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "") }
+	err := share()
+	if errors.Is(err, unix.EINVAL) { // it is no mount point yet
+		if err = unix.Mount(namespaceDir, namespaceDir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = share()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("sharing %s: %w", namespaceDir, err)
+	}
+	return nil
 }
 
 // remove takes the name away; the namespace goes with its last user.
