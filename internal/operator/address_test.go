@@ -1,6 +1,7 @@
 package operator_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,11 +14,8 @@ import (
 	"imp.dev/imp/internal/network"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 func TestAVMWithANetworkIsPlacedWithThreeWrites(t *testing.T) {
@@ -452,7 +450,9 @@ func TestTwoVMsWithOneAddressAreTold(t *testing.T) {
 	r.vm("web", inLAN)
 	r.reconcile("web")
 	ip := r.ip("web")
-	must(t, r.admin.Delete(t.Context(), r.claim(ip))) // an admin's doing
+	claim := r.claim(ip)
+	must(t, r.admin.Delete(t.Context(), claim)) // an admin's doing
+	r.place.Addresses.Gone(claim)               // as the informer tells
 	r.vm("thief", static(ip))
 	r.reconcile("thief")
 	r.expectClaims(ip + " Bound thief a")
@@ -583,24 +583,140 @@ func TestAClaimWhoseAnswerIsLostIsNotMadeForASecondAddress(t *testing.T) {
 }
 
 // Two operators, neither of which sees what the other writes.
-func TestTwoOperatorsGiveNoAddressTwice(t *testing.T) {
+func TestTwoOperatorsThatDoNotSeeEachOthersWritesGiveNoAddressTwice(t *testing.T) {
 	r := networked(t, "10.44.0.0/29")
 	r.setBudgetOf(r.name("a"), v1alpha1.Budget{VCPU: 20, MemoryMiB: 20000, DiskGiB: 200})
-	for i := range 5 {
+	for i := range 6 {
 		r.vm(fmt.Sprintf("vm-%d", i), inLAN)
 	}
 	api := r.place.Client.(*inNamespace).Client
 	behind := r.frozen()
+	r.readFrom(behind)
 	first := r.place
 	r.restart(api)
-	second := r.place
-	first.Client, second.Client = behind, behind
-	first.Addresses.Client, second.Addresses.Client = behind, behind
-	for i := range 5 {
-		r.place = []*struct{}{}, nil
-		_ = i
+	r.readFrom(behind)
+	for i := range 6 {
+		if i%2 == 0 {
+			first, r.place = r.place, first
+		}
+		r.reconcile(fmt.Sprintf("vm-%d", i))
 	}
-	_ = types.UID("")
-	_ = corev1.Node{}
-	_ = client.ObjectKey{}
+	given := map[string]string{}
+	waiting := 0
+	for i := range 6 {
+		name := fmt.Sprintf("vm-%d", i)
+		ip := r.ip(name)
+		if ip == "" {
+			waiting++
+			continue
+		}
+		if given[ip] != "" {
+			t.Errorf("%s and %s have %s", given[ip], name, ip)
+		}
+		given[ip] = name
+	}
+	if claims := r.claims(); len(given) != 5 || len(claims) != 5 || waiting != 1 {
+		t.Errorf("%d have an address, %d wait; claims are %q", len(given), waiting, claims)
+	}
+}
+
+// A claim of a predecessor that arrives late, when its successor has made another for the VM.
+func TestOfTwoClaimsTheOneInTheVMsStatusStays(t *testing.T) {
+	r := networked(t, "10.44.0.0/24")
+	r.vm("web", inLAN)
+	behind := r.frozen()
+	api := r.place.Client.(*inNamespace).Client
+	late := r.place
+	r.restart(api)
+	var held *http.Request
+	r.writes.fail = func(req *http.Request) (*http.Response, error) {
+		if req.Method != http.MethodPost {
+			return nil, nil
+		}
+		held, r.writes.fail = req.Clone(t.Context()), nil
+		return nil, errors.New("no answer")
+	}
+	late.Client, late.Addresses.Client = behind, behind
+	_, _ = late.Reconcile(t.Context(), requestOf(r.ns, "web"))
+	if held == nil {
+		t.Fatal("no claim was made")
+	}
+	taken := r.vm("taker", inLAN) // so that the successor finds another place
+	body, err := held.GetBody()
+	must(t, err)
+	claim := &v1alpha1.ImpAddress{}
+	must(t, json.NewDecoder(body).Decode(claim))
+	claim.Spec.VM = v1alpha1.AddressVM{Namespace: r.ns, Name: taken.Name, UID: taken.UID}
+	must(t, r.admin.Create(t.Context(), claim))
+	r.reconcile("web")
+	ip := r.ip("web")
+	must(t, r.admin.Delete(t.Context(), claim))
+	answer, err := r.passOn(held)
+	must(t, err)
+	must(t, answer.Body.Close())
+	want := []string{ip + " Bound web a", claim.Spec.Address + " Bound web a"}
+	slices.Sort(want)
+	r.expectClaims(want...)
+	r.auditAll()
+	want = []string{ip + " Bound web a", claim.Spec.Address + " Quarantined web"}
+	slices.Sort(want)
+	r.expectClaims(want...)
+}
+
+// Each write about a claim is held back while somebody else changes it.
+func TestAWriteHeldBackDoesNotTouchAClaimThatHasChanged(t *testing.T) {
+	tests := map[string]struct {
+		is      func(*http.Request) bool
+		prepare func(r *rig)
+		write   func(r *rig)
+	}{
+		"letting go": {
+			is: onObject,
+			prepare: func(r *rig) {
+				r.delete("web")
+				r.report("web", func(s *v1alpha1.ImpVMStatus) { s.ReleasedAssignment = 1 })
+			},
+			write: func(r *rig) { r.reconcile("web") },
+		},
+		"the audit's verdict": {is: onObject, prepare: func(r *rig) { r.vanish("web") }, write: func(r *rig) { r.auditAll() }},
+		"the end of a quarantine": {
+			is: func(req *http.Request) bool { return req.Method == http.MethodDelete },
+			prepare: func(r *rig) {
+				r.leave("web")
+				r.clock.Step(2 * time.Minute)
+			},
+			write: func(r *rig) { r.auditAll() },
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			r := networked(t, "10.44.0.0/24")
+			r.vm("web", inLAN)
+			r.reconcile("web")
+			ip := r.ip("web")
+			test.prepare(r)
+			changed := false
+			r.writes.fail = func(req *http.Request) (*http.Response, error) {
+				if !changed && test.is(req) && strings.Contains(req.URL.Path, "/impaddresses/") {
+					changed = true
+					claim := r.claim(ip)
+					claim.Labels = map[string]string{"changed": "meanwhile"}
+					must(t, r.admin.Update(t.Context(), claim))
+				}
+				return nil, nil
+			}
+			before := r.claim(ip).Status
+			test.write(r)
+			if !changed {
+				t.Fatal("the write was not made")
+			}
+			if claim := r.claim(ip); claim == nil || claim.Status != before {
+				t.Errorf("the claim is %+v", claim)
+			}
+			test.write(r)
+			if claim := r.claim(ip); claim != nil && claim.Status == before {
+				t.Error("it is not tried again")
+			}
+		})
+	}
 }

@@ -15,42 +15,76 @@ import (
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 func keyOf(name string) client.ObjectKey { return client.ObjectKey{Name: name} }
 
-// frozen is a cache that has stopped: it gives VMs as they were when it was made, and everything else as it is.
+// frozen is a cache that has stopped: it gives VMs and claims as they were when it was made, and everything else as it is.
 type frozen struct {
 	client.Client
-	vms []v1alpha1.ImpVM
+	vms    []v1alpha1.ImpVM
+	claims []v1alpha1.ImpAddress
 }
 
 func (r *rig) frozen() *frozen {
 	r.t.Helper()
-	list := &v1alpha1.ImpVMList{}
-	must(r.t, r.admin.List(r.t.Context(), list, client.InNamespace(r.ns)))
-	return &frozen{Client: r.place.Client, vms: list.Items}
+	f := &frozen{Client: r.place.Client}
+	r.thaw(f)
+	return f
+}
+
+// thaw has the cache catch up with the API server, and stop again.
+func (r *rig) thaw(f *frozen) {
+	r.t.Helper()
+	vms, claims := &v1alpha1.ImpVMList{}, &v1alpha1.ImpAddressList{}
+	must(r.t, r.admin.List(r.t.Context(), vms, client.InNamespace(r.ns)))
+	must(r.t, r.admin.List(r.t.Context(), claims))
+	f.vms, f.claims = vms.Items, claims.Items
+}
+
+// readFrom has imp-place and the claims it makes read from a cache.
+func (r *rig) readFrom(c client.Client) {
+	r.place.Client, r.place.Addresses.Client = c, c
 }
 
 func (f *frozen) Get(ctx context.Context, key client.ObjectKey, into client.Object, opts ...client.GetOption) error {
-	vm, ok := into.(*v1alpha1.ImpVM)
-	if !ok {
+	switch o := into.(type) {
+	case *v1alpha1.ImpVM:
+		for i := range f.vms {
+			if client.ObjectKeyFromObject(&f.vms[i]) == key {
+				f.vms[i].DeepCopyInto(o)
+				return nil
+			}
+		}
+	case *v1alpha1.ImpAddress:
+		for i := range f.claims {
+			if f.claims[i].Name == key.Name {
+				f.claims[i].DeepCopyInto(o)
+				return nil
+			}
+		}
+	default:
 		return f.Client.Get(ctx, key, into, opts...)
 	}
-	for i := range f.vms {
-		if client.ObjectKeyFromObject(&f.vms[i]) == key {
-			f.vms[i].DeepCopyInto(vm)
-			return nil
-		}
-	}
-	return apierrors.NewNotFound(v1alpha1.GroupVersion.WithResource("impvms").GroupResource(), key.Name)
+	return apierrors.NewNotFound(v1alpha1.GroupVersion.WithResource("frozen").GroupResource(), key.Name)
 }
 
 func (f *frozen) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	if vms, ok := list.(*v1alpha1.ImpVMList); ok {
-		(&v1alpha1.ImpVMList{Items: f.vms}).DeepCopyInto(vms)
+	switch l := list.(type) {
+	case *v1alpha1.ImpVMList:
+		(&v1alpha1.ImpVMList{Items: f.vms}).DeepCopyInto(l)
+		return nil
+	case *v1alpha1.ImpAddressList:
+		o := (&client.ListOptions{}).ApplyOptions(opts)
+		for i := range f.claims {
+			network := fields.Set{"spec.network.uid": string(f.claims[i].Spec.Network.UID)}
+			if o.FieldSelector == nil || o.FieldSelector.Matches(network) {
+				l.Items = append(l.Items, *f.claims[i].DeepCopy())
+			}
+		}
 		return nil
 	}
 	return f.Client.List(ctx, list, opts...)

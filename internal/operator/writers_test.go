@@ -26,6 +26,7 @@ func owned(vm *v1alpha1.ImpVM, writer string) map[string]any {
 	case v1alpha1.ManagerPlace:
 		return map[string]any{
 			"node": s.NodeName, "assignment": s.Assignment, "placedAt": s.PlacedAt, "release": s.Release, "resources": s.Resources,
+			"ip": s.IP, "addresses": s.Addresses,
 			"conditions": conditions(v1alpha1.ConditionScheduled),
 		}
 	case v1alpha1.ManagerReachable:
@@ -80,9 +81,8 @@ func (r *rig) changeProbe() {
 
 // Whatever order the writers write in, none of them takes away what another has said, and Ready and the phase never vanish.
 func TestEachWriterAfterEachOtherLosesNothing(t *testing.T) {
-	r := newRig(t)
-	node := r.node("a")
-	r.class("small")
+	r := networked(t, "10.44.0.0/16")
+	node := r.name("a")
 	for i, first := range acts() {
 		for j, second := range acts() {
 			for k, third := range acts() {
@@ -91,8 +91,11 @@ func TestEachWriterAfterEachOtherLosesNothing(t *testing.T) {
 				}
 				name := fmt.Sprintf("vm-%d-%d-%d", i, j, k)
 				r.beat(node)
-				r.vm(name, persistent)
+				r.vm(name, persistent, inLAN)
 				r.reconcile(name)
+				if r.ip(name) == "" {
+					t.Fatalf("%s has no address", name)
+				}
 				for _, a := range []act{first, second, third} {
 					before := r.get(name)
 					a.do(r, name, node)
