@@ -74,7 +74,7 @@ func TestTwoRuntimesThatTakeOneWayAtOnceBothEndWell(t *testing.T) {
 	for _, name := range []string{"w1", "w2"} {
 		a := netlink.NewLinkAttrs()
 		a.Name = name
-		must(t, host.nl.LinkAdd(&netlink.Dummy{LinkAttrs: a}))
+		must(t, host.nl.LinkAdd(&netlink.Bridge{LinkAttrs: a}))
 		links = append(links, mustLink(t, host, name))
 	}
 	for round := range 30 {
