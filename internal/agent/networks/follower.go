@@ -209,12 +209,13 @@ const newHere = "the network is new on this node"
 
 // aim gives what is to be set and what guests are told, or what is waited for.
 func aim(in gathered) (spec network.Spec, facts translate.NetworkFacts, waiting string) {
+	read := in.objectWhole && in.claimsWhole
 	switch {
 	case in.name.Name == "":
 		waiting = newHere
-	case !(in.objectWhole && in.claimsWhole) && in.apiErr != nil:
+	case !read && in.apiErr != nil:
 		waiting = fmt.Sprintf("ImpNetwork %s and its ImpAddresses cannot be read: %v", in.name, in.apiErr)
-	case !(in.objectWhole && in.claimsWhole):
+	case !read:
 		waiting = fmt.Sprintf("reading ImpNetwork %s and its ImpAddresses", in.name)
 	case in.object == nil:
 		waiting = fmt.Sprintf("there is no ImpNetwork %s", in.name)

@@ -118,7 +118,7 @@ func unknownNetwork(t *testing.T, h *Harness) {
 		t.Fatalf("the network is %s", pretty(st.Network))
 	}
 	// By then the next try is some seconds away: the VM must not wait for it.
-	st = await(t, h, s.ID, "tried again in vain", func(st machine.Status) bool { return st.Counters.Retries >= 2 })
+	await(t, h, s.ID, "tried again in vain", func(st machine.Status) bool { return st.Counters.Retries >= 2 })
 	if err := h.Service.SetNetwork(t.Context(), n); err != nil {
 		t.Fatal(err)
 	}

@@ -39,8 +39,6 @@ type convergence struct {
 	under underlay
 	links links
 	done  []string
-	// host is the network's part in the host's namespace.
-	host member
 }
 
 func (c *convergence) did(format string, args ...any) {

@@ -183,7 +183,7 @@ func (p passage) matchesExtension(name string, revision byte, data []byte) suren
 		flags, inverts, mask = 146, 148, 150  // in struct xt_conntrack_mtinfo1 to 3
 		stateFlag            = 1
 	)
-	states := uint32(0)
+	var states uint32
 	switch {
 	case name == "comment":
 		return always
