@@ -179,6 +179,30 @@ func TestAnImageOfOneFileRuns(t *testing.T) {
 	}
 }
 
+func TestAnInterfaceHasWhatItWasGivenAndNoIPv6OfItsOwn(t *testing.T) {
+	l := needLab(t)
+	v := l.boot(t, vmOptions{})
+	v.configure(guestv1.Configure{Interfaces: []guestv1.Interface{{MAC: testMAC, Addresses: []string{"10.9.8.7/24"}, Gateway: "10.9.8.1", MTU: 1400}}})
+	// As after a restore, somewhere else: an MTU above the device's own, and a gateway that is not in the subnet.
+	v.configure(guestv1.Configure{
+		ID: "c2", Hostname: "moved", SearchDomains: []string{"not.used"},
+		Interfaces: []guestv1.Interface{{MAC: testMAC, Addresses: []string{"10.1.2.3/30"}, Gateway: "192.0.2.254", MTU: 8950}},
+	})
+	v.start(shell(`
+echo address=$(ip -o addr show dev eth0 | awk '{print $4}' | tr '\n' ' ') mtu=$(cat /sys/class/net/eth0/mtu)
+echo route=$(ip route show | grep ^default)
+echo six=$(cat /proc/sys/net/ipv6/conf/eth0/disable_ipv6) routes=$(ip -6 route show dev eth0 | wc -l) lo=$(ip -6 -o addr show dev lo | wc -l)
+echo resolv=$(readlink /etc/resolv.conf)
+echo hosts=$(grep -c '^10.1.2.3	moved$' /etc/hosts)`))
+	e, out := v.finish()
+	if e.Code != 0 {
+		t.Fatalf("exit %+v, output %s", e, out)
+	}
+	expect(t, lines(out), map[string]string{
+		"address": "10.1.2.3/30 mtu=8950", "route": "default via 192.0.2.254 dev eth0 onlink", "six": "1 routes=0 lo=1", "resolv": "../run/resolv.conf", "hosts": "1",
+	})
+}
+
 func TestAServerIsProbedRenamedAndStopped(t *testing.T) {
 	l := needLab(t)
 	v := l.boot(t, vmOptions{})

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	guestv1 "imp.dev/imp/api/guest/v1"
@@ -48,8 +47,12 @@ func validateConfigure(c *guestv1.Configure) error {
 		}
 	}
 	for _, n := range c.Nameservers {
-		if _, err := netip.ParseAddr(n); err != nil {
+		a, err := netip.ParseAddr(n)
+		if err != nil {
 			return fmt.Errorf("nameserver: %w", err)
+		}
+		if a.IsLoopback() || a.IsUnspecified() {
+			return fmt.Errorf("nameserver %s is this machine itself, where none listens", n)
 		}
 	}
 	return nil
@@ -89,18 +92,20 @@ func resolvConf(nameservers, search []string) string {
 // writeNames writes the files that name this machine and others. An image in which that is not possible (/etc is a file, say) still
 // runs.
 func writeNames(c *guestv1.Configure, log *logger) {
-	files := []struct{ path, content string }{
-		{"/etc/hostname", c.Hostname + "\n"},
-		{"/etc/hosts", hostsFile(c.Hostname, c.Interfaces)},
-	}
-	if len(c.Nameservers) > 0 {
-		files = append(files, struct{ path, content string }{"/etc/resolv.conf", resolvConf(c.Nameservers, c.SearchDomains)})
-	}
-	for _, f := range files {
-		if err := replaceFile(f.path, f.content); err != nil {
-			log.Printf("writing %s: %v", f.path, err)
+	for path, content := range nameFiles(c) {
+		if err := replaceFile(path, content); err != nil {
+			log.Printf("writing %s: %v", path, err)
 		}
 	}
+}
+
+// nameFiles gives the files by path. Search domains alone make no resolv.conf: without name servers the image's own stands.
+func nameFiles(c *guestv1.Configure) map[string]string {
+	files := map[string]string{"/etc/hostname": c.Hostname + "\n", "/etc/hosts": hostsFile(c.Hostname, c.Interfaces)}
+	if len(c.Nameservers) > 0 {
+		files["/etc/resolv.conf"] = resolvConf(c.Nameservers, c.SearchDomains)
+	}
+	return files
 }
 
 // replaceFile writes a new file and renames it over path: resolv.conf is often a symlink, to a file that does not exist.
@@ -156,91 +161,6 @@ func addEntropy(entropy []byte) error {
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), rndReseedCRNG, 0); errno != 0 && errno != unix.EINVAL {
 		return errno
-	}
-	return nil
-}
-
-// configureNetwork brings up the loopback interface and every interface given, found by its MAC.
-func configureNetwork(interfaces []guestv1.Interface) error {
-	lo, err := netlink.LinkByName("lo")
-	if err == nil {
-		err = netlink.LinkSetUp(lo)
-	}
-	if err != nil {
-		return fmt.Errorf("loopback interface: %w", err)
-	}
-	if len(interfaces) == 0 {
-		return nil
-	}
-	links, err := netlink.LinkList()
-	if err != nil {
-		return fmt.Errorf("listing interfaces: %w", err)
-	}
-	for _, i := range interfaces {
-		if err := configureInterface(links, i); err != nil {
-			return fmt.Errorf("interface %s: %w", i.MAC, err)
-		}
-	}
-	return nil
-}
-
-func configureInterface(links []netlink.Link, i guestv1.Interface) error {
-	link := netlink.Link(nil)
-	for _, l := range links {
-		if strings.EqualFold(l.Attrs().HardwareAddr.String(), i.MAC) {
-			link = l
-		}
-	}
-	if link == nil {
-		return errors.New("not there")
-	}
-	if i.MTU > 0 {
-		if err := netlink.LinkSetMTU(link, i.MTU); err != nil {
-			return fmt.Errorf("setting MTU %d: %w", i.MTU, err)
-		}
-	}
-	if err := setAddresses(link, i.Addresses); err != nil {
-		return err
-	}
-	if err := netlink.LinkSetUp(link); err != nil {
-		return fmt.Errorf("bringing it up: %w", err)
-	}
-	if i.Gateway == "" {
-		return nil
-	}
-	// Onlink: a gateway need not be in the interface's subnet.
-	route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: net.ParseIP(i.Gateway), Flags: int(netlink.FLAG_ONLINK)}
-	if err := netlink.RouteReplace(route); err != nil {
-		return fmt.Errorf("setting default route by %s: %w", i.Gateway, err)
-	}
-	return nil
-}
-
-// setAddresses makes the interface's addresses the wanted ones: those of an earlier Configure go.
-func setAddresses(link netlink.Link, wanted []string) error {
-	keep := map[string]bool{}
-	for _, w := range wanted {
-		a, err := netlink.ParseAddr(w)
-		if err != nil {
-			return err
-		}
-		keep[a.IPNet.String()] = true
-		a.Flags = unix.IFA_F_NODAD // the host gave this address to nobody else
-		if err := netlink.AddrReplace(link, a); err != nil {
-			return fmt.Errorf("adding address %s: %w", w, err)
-		}
-	}
-	have, err := netlink.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return fmt.Errorf("listing addresses: %w", err)
-	}
-	for _, a := range have {
-		if keep[a.IPNet.String()] || a.IP.IsLinkLocalUnicast() {
-			continue
-		}
-		if err := netlink.AddrDel(link, &a); err != nil {
-			return fmt.Errorf("removing address %s: %w", a.IPNet, err)
-		}
 	}
 	return nil
 }

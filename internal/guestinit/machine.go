@@ -112,7 +112,8 @@ func (m *machine) Configure(_ context.Context, c guestv1.Configure) error {
 // apply carries out a Configure: all of it the first time, afterwards what can change in a running guest.
 func (m *machine) apply(c *guestv1.Configure) error {
 	network := make(chan error, 1)
-	go func() { network <- configureNetwork(c.Interfaces) }()
+	settings := openIPv6Settings(m.log) // before the root moves
+	go func() { network <- configureNetwork(c.Interfaces, settings) }()
 	err := m.applyLocal(c)
 	if netErr := <-network; err == nil && netErr != nil {
 		err = fmt.Errorf("configuring network: %w", netErr)

@@ -186,7 +186,9 @@ func TestAConfigureThatCannotWorkIsRefused(t *testing.T) {
 		"a gateway that is a name": func(c *guestv1.Configure) {
 			c.Interfaces = []guestv1.Interface{{MAC: "52:54:00:00:00:01", Gateway: "router"}}
 		},
-		"a nameserver with a line break": func(c *guestv1.Configure) { c.Nameservers = []string{"1.1.1.1\nx"} },
+		"a nameserver in the guest itself": func(c *guestv1.Configure) { c.Nameservers = []string{"127.0.0.53"} },
+		"a nameserver nowhere":             func(c *guestv1.Configure) { c.Nameservers = []string{"0.0.0.0"} },
+		"a nameserver with a line break":   func(c *guestv1.Configure) { c.Nameservers = []string{"1.1.1.1\nx"} },
 	} {
 		c := good()
 		change(&c)
@@ -196,6 +198,27 @@ func TestAConfigureThatCannotWorkIsRefused(t *testing.T) {
 	}
 	if c := good(); validateConfigure(&c) != nil {
 		t.Errorf("a good one: %v", validateConfigure(&c))
+	}
+}
+
+func TestNameFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		configure guestv1.Configure
+		resolv    string
+	}{
+		"without name servers the image's resolv.conf stands": {guestv1.Configure{Hostname: "vm"}, ""},
+		"search domains alone are not worth a resolv.conf":    {guestv1.Configure{Hostname: "vm", SearchDomains: []string{"apps.test"}}, ""},
+		"name servers and search domains make one":            {guestv1.Configure{Hostname: "vm", Nameservers: []string{"192.0.2.53"}, SearchDomains: []string{"apps.test"}}, "search apps.test\nnameserver 192.0.2.53\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := nameFiles(&c.configure)
+			if got := files["/etc/resolv.conf"]; got != c.resolv {
+				t.Errorf("resolv.conf is %q, want %q", got, c.resolv)
+			}
+			if files["/etc/hostname"] != "vm\n" || !strings.Contains(files["/etc/hosts"], "127.0.1.1\tvm\n") {
+				t.Errorf("files are %q", files)
+			}
+		})
 	}
 }
 

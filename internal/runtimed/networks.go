@@ -3,13 +3,16 @@ package runtimed
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"path/filepath"
 
 	"github.com/spf13/pflag"
+	"k8s.io/utils/clock"
 
 	"imp.dev/imp/internal/network"
 	networkfake "imp.dev/imp/internal/network/fake"
+	"imp.dev/imp/internal/network/linux"
 	"imp.dev/imp/internal/network/none"
 )
 
@@ -28,7 +31,7 @@ type NetworkOptions struct {
 	HostNetNS string
 	// NetNSDir is where namespaces of networks are kept by name.
 	NetNSDir string
-	// NodeAddress is where other nodes send guests' frames to (VTEP).
+	// NodeAddress is where other nodes send guests' frames to (VTEP); "" is the source address of the default route.
 	NodeAddress string
 	VXLANPort   int
 	// NodeRoutes are ranges in which the host gets routes to its guests' subnets.
@@ -38,10 +41,10 @@ type NetworkOptions struct {
 }
 
 func (o *NetworkOptions) register(f *pflag.FlagSet, env func(string) string) {
-	f.StringVar(&o.Network, "network", "", "guests' networks: linux, fake (files that tell what would be), or none (default: fake for --vmm=fake, else linux)")
+	f.StringVar(&o.Network, "network", "", "guests' networks: linux, fake (files that tell what would be), or none (default: fake for --vmm=fake, else linux, which needs root)")
 	f.StringVar(&o.HostNetNS, "host-netns", "", "file of the network namespace that is the host's (default: net in --host-namespaces if that is set, else the runtime's own)")
 	f.StringVar(&o.NetNSDir, "netns-dir", "/run/netns", "directory where networks' namespaces are kept by name")
-	f.StringVar(&o.NodeAddress, "node-address", env("NODE_ADDRESS"), "IPv4 address of this node that other nodes send guests' packets to (environment: NODE_ADDRESS)")
+	f.StringVar(&o.NodeAddress, "node-address", env("NODE_ADDRESS"), "IPv4 address of this node that other nodes send guests' packets to (environment: NODE_ADDRESS; default: the source of the default route)")
 	f.IntVar(&o.VXLANPort, "vxlan-port", network.DefaultPort, "UDP port of the overlay, the same on every node")
 	f.StringSliceVar(&o.NodeRoutes, "node-routes", nil, "ranges in CIDR form in which this node gets routes to its own guests' subnets; without any it reaches no guest")
 	f.StringVar(&o.NetworkFailures, "network-failures", "", "RATE[,SEED]: share of network steps, 0 to 1, that are made to fail; for tests")
@@ -49,18 +52,25 @@ func (o *NetworkOptions) register(f *pflag.FlagSet, env func(string) string) {
 }
 
 // complete fills in what follows from other flags, and refuses what cannot work with the flag and the remedy.
-func (o NetworkOptions) complete(vmm, hostNamespaces string) (NetworkOptions, error) {
-	if o.Network == "" {
+func (o NetworkOptions) complete(vmm, hostNamespaces string, root bool) (NetworkOptions, error) {
+	switch {
+	case o.Network != "":
+	case vmm == "fake":
+		o.Network = networkFake
+	case root:
 		o.Network = networkLinux
-		if vmm == "fake" {
-			o.Network = networkFake
-		}
+	default:
+		o.Network = networkNone // as there are no cgroups and no users for VMs without root
 	}
 	if o.HostNetNS == "" && hostNamespaces != "" {
 		o.HostNetNS = filepath.Join(hostNamespaces, "net")
 	}
 	switch o.Network {
-	case networkLinux, networkFake, networkNone:
+	case networkFake, networkNone:
+	case networkLinux:
+		if !root {
+			return o, fmt.Errorf("reading flags: --network=linux needs root: run as root, or take --network=none")
+		}
 	default:
 		return o, fmt.Errorf("reading flags: --network is %q and must be linux, fake or none", o.Network)
 	}
@@ -94,16 +104,21 @@ type hostNetwork struct {
 	// run keeps it as it should be until ctx ends; nil where nothing has to be done.
 	run func(ctx context.Context) error
 	// close lets go of it; guests' networks stay. nil where there is nothing to let go of.
-	close func() error
+	close func()
 }
 
-func newNetwork(o Options) (hostNetwork, error) {
+func newNetwork(o Options, instance string, clk clock.WithTicker, log *slog.Logger) (hostNetwork, error) {
 	failures, err := newFailures(o.NetworkFailures)
 	if err != nil {
 		return hostNetwork{}, err
 	}
 	dir := filepath.Join(o.StateDir, "network")
 	switch o.Network {
+	case networkLinux:
+		return newLinux(linux.Options{
+			StateDir: dir, Instance: instance, HostNamespace: o.HostNetNS, NamespaceDir: o.NetNSDir, Port: o.VXLANPort,
+			Clock: clk, Log: log, Failpoint: failures.point,
+		}, o.NodeAddress, o.NodeRoutes)
 	case networkFake:
 		n, err := networkfake.New(dir)
 		if err != nil {
@@ -116,4 +131,31 @@ func newNetwork(o Options) (hostNetwork, error) {
 	default:
 		return hostNetwork{Network: none.Network{}}, nil
 	}
+}
+
+// newLinux makes networks of the kernel's own. address and routes were checked with the flags.
+func newLinux(o linux.Options, address string, routes []string) (hostNetwork, error) {
+	if address != "" {
+		a, err := netip.ParseAddr(address)
+		if err != nil {
+			return hostNetwork{}, fmt.Errorf("reading flags: --node-address: %w", err)
+		}
+		o.VTEP = a
+	}
+	for _, r := range routes {
+		p, err := netip.ParsePrefix(r)
+		if err != nil {
+			return hostNetwork{}, fmt.Errorf("reading flags: --node-routes: %w", err)
+		}
+		o.NodeRoutes = append(o.NodeRoutes, p)
+	}
+	n, err := linux.New(o)
+	if err != nil {
+		return hostNetwork{}, err
+	}
+	return hostNetwork{
+		Network: n,
+		run:     func(ctx context.Context) error { n.Run(ctx); return nil },
+		close:   n.Close,
+	}, nil
 }

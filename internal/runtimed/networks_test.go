@@ -29,12 +29,14 @@ func TestNetworkFlags(t *testing.T) {
 	defaults := NetworkOptions{Network: "linux", NetNSDir: "/run/netns", VXLANPort: 14789}
 	for name, c := range map[string]struct {
 		vmm, hostNamespaces string
+		user                bool
 		env                 map[string]string
 		args                []string
 		want                func(*NetworkOptions)
 	}{
 		"qemu has real networks":                           {vmm: "qemu"},
 		"the fake driver has fake ones":                    {vmm: "fake", want: func(o *NetworkOptions) { o.Network = "fake" }},
+		"without root there are none":                      {vmm: "qemu", user: true, want: func(o *NetworkOptions) { o.Network = "none" }},
 		"what is asked for wins":                           {vmm: "fake", args: []string{"--network=linux"}},
 		"the host's namespace is beside the others":        {vmm: "qemu", hostNamespaces: "/host/proc/1/ns", want: func(o *NetworkOptions) { o.HostNetNS = "/host/proc/1/ns/net" }},
 		"the host's namespace may be another":              {vmm: "qemu", hostNamespaces: "/host/proc/1/ns", args: []string{"--host-netns=/run/netns/n1"}, want: func(o *NetworkOptions) { o.HostNetNS = "/run/netns/n1" }},
@@ -46,7 +48,7 @@ func TestNetworkFlags(t *testing.T) {
 			if c.want != nil {
 				c.want(&want)
 			}
-			got, err := networkFlags(t, c.env, c.args...).complete(c.vmm, c.hostNamespaces)
+			got, err := networkFlags(t, c.env, c.args...).complete(c.vmm, c.hostNamespaces, !c.user)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -56,6 +58,7 @@ func TestNetworkFlags(t *testing.T) {
 		})
 	}
 	for arg, words := range map[string]string{
+		"--network=linux":              "run as root, or take --network=none",
 		"--network=bridge":             "must be linux, fake or none",
 		"--host-netns=n1":              "must be an absolute path",
 		"--netns-dir=netns":            "must be an absolute path",
@@ -72,7 +75,7 @@ func TestNetworkFlags(t *testing.T) {
 		"--network-failures=0.1,seven": "RATE,SEED",
 	} {
 		t.Run(arg+" is refused with the remedy", func(t *testing.T) {
-			_, err := networkFlags(t, nil, arg).complete("qemu", "")
+			_, err := networkFlags(t, nil, arg).complete("qemu", "", !strings.Contains(arg, "=linux"))
 			flag, _, _ := strings.Cut(arg, "=")
 			if err == nil || !strings.Contains(err.Error(), flag) || !strings.Contains(err.Error(), words) {
 				t.Errorf("got %v, want an error that names %s and says %q", err, flag, words)

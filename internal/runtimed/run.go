@@ -37,7 +37,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 		o.AgentGID = o.AgentUID
 	}
 	var err error
-	if o.NetworkOptions, err = o.NetworkOptions.complete(o.VMM, o.HostNamespaces); err != nil {
+	if o.NetworkOptions, err = o.complete(o.VMM, o.HostNamespaces, os.Geteuid() == 0); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(o.StateDir, 0o700); err != nil {
@@ -107,9 +107,7 @@ func (p parts) close(log *slog.Logger) {
 		_ = c.Close()
 	}
 	if p.network.close != nil {
-		if err := p.network.close(); err != nil {
-			log.Error("network not closed", "error", err)
-		}
+		p.network.close()
 	}
 }
 
@@ -139,12 +137,12 @@ func assemble(o Options, log *slog.Logger) (parts, error) {
 	if p.images, err = newImages(o, records.Instance(), log); err != nil {
 		return fail(err)
 	}
-	if p.network, err = newNetwork(o); err != nil {
+	clk := clock.RealClock{}
+	if p.network, err = newNetwork(o, records.Instance(), clk, log); err != nil {
 		return fail(err)
 	}
 	limits := plan.DefaultLimits()
 	limits.Boot = o.BootDeadline
-	clk := clock.RealClock{}
 	p.engine, err = engine.New(engine.Config{
 		Records: records, StateDir: o.StateDir, RunDir: o.RunDir, Driver: p.driver, Images: p.images, Disks: newDisks(o), Network: p.network,
 		Guest:  func(dial guest.Dialer) guest.Client { return channel.New(dial, clk, log) },

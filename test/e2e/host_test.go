@@ -105,9 +105,11 @@ func dropForwarding(t *testing.T, n fabric.Namespace) {
 	}
 }
 
-// pod makes a namespace that hangs on a node as pods do: a link, an address, and a route on the node.
-func pod(t *testing.T, node fabric.Host, address string) fabric.Namespace {
+// pod makes a namespace that hangs on a node as pods do: a link, an address, and routes to it on the node and beyond.
+func (m *mesh) pod(t *testing.T, node fabric.Host, address string) fabric.Namespace {
 	t.Helper()
+	addRoute(t, m.server.Fabric().Switch(), address, node.Address.AsSlice())
+	addRoute(t, m.outside, address, net.IPv4(198, 51, 100, 0))
 	n, err := fabric.Create(node.Name + "-pod")
 	must(t, err)
 	t.Cleanup(func() { _, _ = fabric.Remove(n.Name) })
@@ -140,6 +142,14 @@ func pod(t *testing.T, node fabric.Host, address string) fabric.Namespace {
 		return netlink.RouteAdd(&netlink.Route{Dst: mustNet("0.0.0.0/0"), Gw: net.IPv4(169, 254, 1, 1)})
 	}))
 	return n
+}
+
+// addRoute gives a namespace a route to one address for the time of the test.
+func addRoute(t *testing.T, n fabric.Namespace, to string, via net.IP) {
+	t.Helper()
+	route := &netlink.Route{Dst: mustNet(to + "/32"), Gw: via}
+	must(t, n.Do(func() error { return netlink.RouteAdd(route) }))
+	t.Cleanup(func() { must(t, n.Do(func() error { return netlink.RouteDel(route) })) })
 }
 
 func configure(name, address string) error {

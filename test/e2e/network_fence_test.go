@@ -159,7 +159,7 @@ func (m *mesh) injected(t *testing.T) {
 	}
 	meshVNI, twinVNI := uint32(m.network.Status.VNI), uint32(m.twin.Status.VNI)
 	vtep := m.node1.Address
-	pod := pod(t, m.node1, "10.244.1.9")
+	pod := m.pod(t, m.node1, "10.244.1.9")
 	send := func(n fabric.Namespace, from netip.Addr, vni uint32) func([]byte) {
 		return func(frame []byte) { must(t, inject(n, overlayPacket(from, vtep, vni, frame))) }
 	}

@@ -74,6 +74,11 @@ func (m *mesh) inherited(t *testing.T) {
 	if m.second.ip() != "10.64.0.2" {
 		t.Errorf("second has %s", m.second.ip())
 	}
+	listen(t, m.outside, "198.51.100.1:8087")
+	if _, err := m.ann.ask(t, "tcp", "198.51.100.1:8087"); err != nil {
+		t.Errorf("ann → outside: %v", err)
+	}
+	m.second.refused(t, "198.51.100.1:8087") // its network has no NAT
 	must(t, m.client.Delete(t.Context(), m.tight))
 	m.awaitNetwork(t, m.tight, soon, "in use and saying for whom", func(n *v1alpha1.ImpNetwork) bool {
 		c := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionInUse)

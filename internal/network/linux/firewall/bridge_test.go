@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"imp.dev/imp/internal/network/linux/firewall"
@@ -181,6 +182,56 @@ func TestAFrameThatPassesByTheBridgeIsNotRouted(t *testing.T) {
 	outside.await(t, "by the bridge")
 	if outside.has("past the bridge") {
 		t.Error("a packet under a neighbour's address was routed to the outside")
+	}
+}
+
+// The kernel would answer an IPv6 ping that comes that way, by the port's own address.
+func TestNoIPv6IsAnsweredPastTheBridge(t *testing.T) {
+	t.Parallel()
+	s := newSiteOf(t, 0)
+	g := s.networks[0]
+	me := g.guests[0]
+	guest, port := g.inside[0].watch(t, "eth0"), g.ns.watch(t, me.Port)
+	packet := append([]byte{0x60, 0, 0, 0, 0, 24, unix.IPPROTO_ICMPV6, 255}, net.ParseIP("fe80::1")...)
+	packet = append(packet, net.ParseIP("ff02::1")...)
+	begin := len(packet)
+	packet = append(packet, 128, 0, 0, 0, 0x1a, 0x2b, 0, 1)
+	packet = append(packet, "an IPv6 question"...)
+	pseudo := append(append([]byte{}, packet[8:40]...), 0, 0, 0, 24, 0, 0, 0, unix.IPPROTO_ICMPV6)
+	binary.BigEndian.PutUint16(packet[begin+2:], checksum(append(pseudo, packet[begin:]...)))
+	g.ns.do(t, func() error {
+		link, err := netlink.LinkByName(me.Port)
+		if err != nil {
+			return err
+		}
+		// No wait for a duplicate, and nobody to be asked where the answer goes.
+		address := &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP("fe80::2"), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}
+		if err := netlink.AddrAdd(link, address); err != nil {
+			return err
+		}
+		return netlink.NeighAdd(&netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: net.ParseIP("fe80::1"), HardwareAddr: me.MAC})
+	})
+	g.inside[0].send(t, "eth0", ether(net.HardwareAddr{1, 0x80, 0xc2, 0, 0, 0xe}, me.MAC, unix.ETH_P_IPV6, packet))
+	port.await(t, "an IPv6 question")
+	g.inside[1].send(t, "eth0", ether(broadcast, g.guests[1].MAC, unix.ETH_P_IP, ipv4(unix.IPPROTO_UDP, g.guests[1].Address, me.Address, udp(1, 2, []byte("afterwards")))))
+	guest.await(t, "afterwards")
+	if guest.has("an IPv6 question") {
+		t.Error("it was answered")
+	}
+}
+
+func TestNoARPCrossesToOtherNodes(t *testing.T) {
+	t.Parallel()
+	g := newSite(t).networks[0]
+	me, overlay := g.guests[0], g.overlay.watch(t, "eth0")
+	far, farIP := mac("02:00:00:00:02:02"), addr("10.4.0.77")
+	for _, to := range []net.HardwareAddr{broadcast, far} {
+		g.inside[0].send(t, "eth0", ether(to, me.MAC, unix.ETH_P_ARP, arp(1, 6, me.MAC, me.Address, farIP, "who has it, "+to.String())))
+		g.inside[0].send(t, "eth0", ether(to, me.MAC, unix.ETH_P_IP, ipv4(unix.IPPROTO_UDP, me.Address, farIP, udp(1, 2, []byte("a packet to "+to.String())))))
+		overlay.await(t, "a packet to "+to.String())
+		if overlay.has("who has it, " + to.String()) {
+			t.Errorf("ARP to %s has crossed", to)
+		}
 	}
 }
 

@@ -303,7 +303,7 @@ func (ns namespace) newTable(t testing.TB, family nftables.TableFamily, name str
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { socket.Close() })
+	t.Cleanup(func() { _ = socket.Close() })
 	batch(t, socket, unix.NFT_MSG_NEWTABLE, family, []netlink.Attribute{
 		{Type: unix.NFTA_TABLE_NAME, Data: []byte(name + "\x00")}, {Type: unix.NFTA_TABLE_FLAGS, Data: []byte{0, 0, 0, flags}}})
 	return socket

@@ -186,8 +186,14 @@ func (ns namespace) listen(t testing.TB, address string) {
 
 // connect gives whom the listener sees.
 func (ns namespace) connect(address string) (seen string, err error) {
+	return ns.connectFrom("0.0.0.0", address)
+}
+
+// connectFrom does so under an address of the namespace.
+func (ns namespace) connectFrom(from, address string) (seen string, err error) {
 	err = ns.try(func() error {
-		c, err := net.DialTimeout("tcp4", address, unreachable)
+		d := net.Dialer{Timeout: unreachable, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		c, err := d.Dial("tcp4", address)
 		if err != nil {
 			return err
 		}

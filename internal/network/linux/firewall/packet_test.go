@@ -145,6 +145,26 @@ func TestReservedDestinationsStayInside(t *testing.T) {
 	}
 }
 
+// What conntrack makes nothing of is not translated, and would leave under the guest's own address.
+func TestWhatBelongsToNoConnectionDoesNotLeave(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	g := s.networks[0]
+	uplink, me := s.host.watch(t, s.veth(1)), g.guests[0]
+	reset := []byte{0, 9, 0, 9, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x14, 0, 0, 0, 0, 0, 0}
+	pseudo := append(append(append([]byte{}, me.Address.AsSlice()...), 198, 51, 100, 9, 0, 6, 0, byte(len(reset))), reset...)
+	binary.BigEndian.PutUint16(reset[16:], checksum(pseudo))
+	send := func(protocol byte, payload []byte) {
+		g.inside[0].send(t, "eth0", ether(g.config.GatewayMAC, me.MAC, unix.ETH_P_IP, ipv4(protocol, me.Address, addr("198.51.100.9"), payload)))
+	}
+	send(unix.IPPROTO_TCP, reset)
+	send(unix.IPPROTO_UDP, udp(1, 2, []byte("afterwards")))
+	uplink.await(t, "afterwards")
+	if uplink.has(string(reset[:8])) {
+		t.Error("the end of no connection has left")
+	}
+}
+
 // datagrams gives a UDP listener on the address and what it has received.
 func (ns namespace) datagrams(t testing.TB, address string) func(marker string) bool {
 	t.Helper()
@@ -158,7 +178,7 @@ func (ns namespace) datagrams(t testing.TB, address string) func(marker string) 
 		if err != nil {
 			return err
 		}
-		t.Cleanup(func() { c.Close() })
+		t.Cleanup(func() { _ = c.Close() })
 		go func() {
 			buffer := make([]byte, 65536)
 			for {
@@ -220,6 +240,11 @@ func TestOnlyTheNodeOpensConnectionsToItsGuests(t *testing.T) {
 		g.ensure(t)
 		s.host.mustConnect(t, "10.4.0.10:80", "10.4.0.1")
 	})
+	t.Run("the node does not under another of its addresses", func(t *testing.T) {
+		if seen, err := s.host.connectFrom("192.0.2.1", "10.4.0.10:80"); err == nil {
+			t.Errorf("it was reached and sees %s", seen)
+		}
+	})
 	t.Run("a neighbour does", func(t *testing.T) { g.inside[1].mustConnect(t, "10.4.0.10:80", "10.4.0.11") })
 	t.Run("the outside does not", func(t *testing.T) { s.outside.mustNotConnect(t, "10.4.0.10:80") })
 	t.Run("a pod does not", func(t *testing.T) { s.pod.mustNotConnect(t, "10.4.0.10:80") })
@@ -246,7 +271,7 @@ func TestAnOpenConnectionIsCutByWhatForbidsItAlone(t *testing.T) {
 				c, err = net.DialTimeout("tcp4", "198.51.100.9:7", unreachable)
 				return err
 			})
-			t.Cleanup(func() { c.Close() })
+			t.Cleanup(func() { _ = c.Close() })
 			if !echoed(c) {
 				t.Fatal("the connection is of no use before")
 			}
@@ -278,7 +303,7 @@ func (ns namespace) echo(t testing.TB, address string) func(net.Conn) bool {
 				if err != nil {
 					return
 				}
-				t.Cleanup(func() { c.Close() })
+				t.Cleanup(func() { _ = c.Close() })
 				go func() {
 					buffer := make([]byte, 1)
 					for {
