@@ -65,6 +65,8 @@ type EnvVar struct {
 // +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || (has(self.activeDeadlineSeconds) == has(oldSelf.activeDeadlineSeconds) && (!has(self.activeDeadlineSeconds) || self.activeDeadlineSeconds == oldSelf.activeDeadlineSeconds))",fieldPath=.activeDeadlineSeconds,message="cannot be changed on an ephemeral VM; create a new ImpVM"
 // +kubebuilder:validation:XValidation:rule="has(self.networkRef) == has(oldSelf.networkRef) && (!has(self.networkRef) || self.networkRef.name == oldSelf.networkRef.name)",fieldPath=.networkRef,message="cannot be changed: the VM's address belongs to its network; delete the ImpVM and create it anew"
 // +kubebuilder:validation:XValidation:rule=`(has(self.address) ? self.address : "") == (has(oldSelf.address) ? oldSelf.address : "")`,fieldPath=.address,message="cannot be changed; delete the ImpVM and create it anew"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || !has(self.restartPolicy)",fieldPath=.restartPolicy,message="must be absent on an ephemeral VM: its workload runs at most once; set lifecycle: persistent"
+// +kubebuilder:validation:XValidation:rule="self.lifecycle != 'ephemeral' || !has(self.desiredState) || self.desiredState == 'Running'",fieldPath=.desiredState,message="must be Running or absent on an ephemeral VM, which cannot start again: delete it to stop it"
 // +kubebuilder:validation:XValidation:rule=`!has(self.address) || self.address == "" || has(self.networkRef)`,fieldPath=.address,message="is an address of a network: set networkRef too, or leave it out"
 type ImpVMSpec struct {
 	// ClassRef names the ImpVMClass that gives the size. Without one, or while it does not exist, the VM waits with reason InvalidSpec.
@@ -142,13 +144,14 @@ type ImpVMSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(k, !format.qualifiedName().validate(k).hasValue())",message="keys must be label keys: [PREFIX/]NAME of at most 63 letters, digits, '-', '_' and '.'"
 	// +optional
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
-	// Tolerations of the node's taints, as a pod's. They count at placement; no taint ends a VM that runs.
+	// Tolerations of the node's taints, as a pod's: at placement, and for a persistent VM also while it runs, where a taint of effect
+	// NoExecute that is not tolerated moves it or, if its restarts are in-place, stops it until the taint is gone.
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?operator.orValue('') in ['', 'Equal', 'Exists'])",message="operator must be Exists or Equal"
 	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?effect.orValue('') in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute'])",message="effect must be NoSchedule, PreferNoSchedule, NoExecute, or empty for all"
 	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?key.orValue('') != '' || t.?operator.orValue('') == 'Exists')",message="operator must be Exists where key is empty, which means all keys"
 	// +kubebuilder:validation:XValidation:rule="self.all(t, t.?operator.orValue('') != 'Exists' || t.?value.orValue('') == '')",message="value must be empty where operator is Exists"
-	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.tolerationSeconds))",message="tolerationSeconds must be absent: no taint ends a VM that runs, tolerations count at placement"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, !has(t.tolerationSeconds) || t.?effect.orValue('') == 'NoExecute')",message="effect must be NoExecute where tolerationSeconds is set"
 	// +listType=atomic
 	// +optional
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
@@ -167,6 +170,14 @@ type ImpVMSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +optional
 	TTLSecondsAfterFinished *int32 `json:"ttlSecondsAfterFinished,omitempty"`
+	// RestartPolicy of a persistent VM. It replaces its class's as a whole; without either the default holds. A change takes effect at once,
+	// also on a VM that waits for its next try.
+	// +optional
+	RestartPolicy *RestartPolicy `json:"restartPolicy,omitempty"`
+	// DesiredState of a persistent VM: Running (default), or Stopped, which stops it at any moment and keeps its disk and address.
+	// +kubebuilder:validation:XValidation:rule="!(self in ['Suspended', 'ScaleToZero'])",message="is not supported yet: use Running or Stopped"
+	// +optional
+	DesiredState DesiredState `json:"desiredState,omitempty"`
 }
 
 // Phase is a summary for the eye. Code reads conditions.
@@ -194,9 +205,12 @@ type Resources struct {
 	Arch string `json:"arch"`
 	// OverheadMiB the VMM takes beside the guest's memory on this node.
 	OverheadMiB int64 `json:"overheadMiB,omitempty"`
-	// ReadinessProbe follows the class at once; the sizes do not.
+	// ReadinessProbe follows the class at once, as RestartPolicy; the sizes do not.
 	// +optional
 	ReadinessProbe *ReadinessProbe `json:"readinessProbe,omitempty"`
+	// RestartPolicy of the class, for a VM that has none of its own.
+	// +optional
+	RestartPolicy *RestartPolicy `json:"restartPolicy,omitempty"`
 }
 
 // VMAddress is one address of a VM and what belongs to it.
@@ -215,22 +229,8 @@ type VMAddress struct {
 type Release struct {
 	// Assignment that is to be given up.
 	Assignment int64 `json:"assignment"`
-	// Reason in CamelCase: Deleted.
+	// Reason in CamelCase: Deleted, Rescheduled, Evacuated.
 	Reason string `json:"reason"`
-}
-
-// RestartStatus is the history of a VM's failures.
-type RestartStatus struct {
-	// Attempts is the number of counted failures in a row.
-	// +optional
-	Attempts int32 `json:"attempts,omitempty"`
-	// +optional
-	LastFailureAt *metav1.MicroTime `json:"lastFailureAt,omitempty"`
-	// NextTryAt is when the next start is due.
-	// +optional
-	NextTryAt *metav1.MicroTime `json:"nextTryAt,omitempty"`
-	// +optional
-	ExhaustedAt *metav1.MicroTime `json:"exhaustedAt,omitempty"`
 }
 
 // LastFailure is the latest end of an incarnation that was not as it should be.
@@ -282,6 +282,9 @@ type ImpVMStatus struct {
 	// Release orders the node to give the VM up. Written by imp-place.
 	// +optional
 	Release *Release `json:"release,omitempty"`
+	// Hold orders the node to keep the VM stopped. Written by imp-place.
+	// +optional
+	Hold *Hold `json:"hold,omitempty"`
 	// Resources the VM was placed with. Written by imp-place.
 	// +optional
 	Resources *Resources `json:"resources,omitempty"`
@@ -356,6 +359,7 @@ type ImpVMStatus struct {
 // +kubebuilder:printcolumn:name="Restarts",type=integer,JSONPath=`.status.restartCount`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Next Try",type=string,JSONPath=`.status.restart.nextTryAt`
 // +kubebuilder:printcolumn:name="Image",type=string,JSONPath=`.spec.image`,priority=1
 // +kubebuilder:printcolumn:name="Exit",type=integer,JSONPath=`.status.exitCode`,priority=1
 type ImpVM struct {

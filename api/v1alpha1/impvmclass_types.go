@@ -43,7 +43,7 @@ type Probes struct {
 	ReadinessProbe *ReadinessProbe `json:"readinessProbe,omitempty"`
 }
 
-// ImpVMClassSpec is a size of VM. Only probes may be edited: VMs were placed by the sizes. A new size is a new class.
+// ImpVMClassSpec is a size of VM. Only probes and restartPolicy may be edited: VMs were placed by the sizes. A new size is a new class.
 //
 // +kubebuilder:validation:XValidation:rule="self.vcpu == oldSelf.vcpu",fieldPath=.vcpu,message="cannot be changed; create a new ImpVMClass"
 // +kubebuilder:validation:XValidation:rule="self.memoryMiB == oldSelf.memoryMiB",fieldPath=.memoryMiB,message="cannot be changed; create a new ImpVMClass"
@@ -66,6 +66,9 @@ type ImpVMClassSpec struct {
 	Arch string `json:"arch,omitempty"`
 	// +optional
 	Probes *Probes `json:"probes,omitempty"`
+	// RestartPolicy of persistent VMs that have none of their own; ephemeral ones ignore it.
+	// +optional
+	RestartPolicy *RestartPolicy `json:"restartPolicy,omitempty"`
 }
 
 // ImpVMClass is a size of VM that ImpVMs refer to.

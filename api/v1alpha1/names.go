@@ -17,6 +17,11 @@ const (
 	ClusterRangesName = "imp-cluster-ranges"
 	// LeasePrefix + node name is the agent's heartbeat in SystemNamespace, renewed every 10 s, stale after 40 s.
 	LeasePrefix = "imp-agent-"
+	// AnnotationRestartReset with a value that was not acted on before forgets a VM's failures, once for each value.
+	AnnotationRestartReset = "imp.dev/restart-reset"
+	// TaintEvacuate with effect NoExecute empties a node: VMs with mode reschedule move, in-place ones stop until it is gone, ephemeral
+	// ones are left to end.
+	TaintEvacuate = "imp.dev/evacuate"
 	// AnnotationFakeScript drives the fake driver in tests: JSON of its Script.
 	AnnotationFakeScript = "imp.dev/fake-script"
 
@@ -57,6 +62,12 @@ const (
 	ReasonNodeLost           = "NodeLost"
 	ReasonBackingOff         = "BackingOff"
 	ReasonCrashLoopBackOff   = "CrashLoopBackOff"
+	ReasonRetriesExhausted   = "RetriesExhausted" // waits for AnnotationRestartReset
+	ReasonCoolingDown        = "CoolingDown"      // retries are used up; tried again by itself
+	ReasonStopped            = "Stopped"          // desiredState
+	ReasonEvacuated          = "Evacuated"        // stopped, or moved, for a taint of its node
+	ReasonRescheduled        = "Rescheduled"      // taken back to be placed again
+	ReasonDiskDiscarded      = "DiskDiscarded"    // the VM has moved; its disk has not
 	ReasonProbeFailing       = "ProbeFailing"
 	ReasonGuestSilent        = "GuestSilent"
 	ReasonAgentTimeout       = "AgentTimeout"

@@ -87,14 +87,14 @@ func (r *fakeRuntime) Ensure(_ context.Context, spec machine.Spec) (machine.Stat
 	return r.store(known), nil
 }
 
-func (r *fakeRuntime) Remove(_ context.Context, ref machine.Ref, grace time.Duration) (machine.Status, error) {
+func (r *fakeRuntime) Remove(_ context.Context, ref machine.Ref, how machine.Removal) (machine.Status, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.away {
 		return machine.Status{}, errAway
 	}
 	r.calls = append(r.calls, "remove "+ref.ID)
-	r.graces = append(r.graces, grace)
+	r.graces = append(r.graces, how.Grace)
 	st, ok := r.vms[ref.ID]
 	if !ok {
 		return machine.Status{ID: ref.ID, Assignment: ref.Assignment, State: machine.Removed}, nil

@@ -100,7 +100,7 @@ func (a *Agent) reconcileHeld(ctx context.Context, c *v1alpha1.ImpAddress) time.
 		log.Info("removing a VM that was deleted while this node was silent")
 		ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 		defer cancel()
-		st, err := a.service.Remove(ctx, machine.Ref{ID: string(vm.UID), Assignment: c.Status.Assignment}, translate.DefaultGrace)
+		st, err := a.service.Remove(ctx, machine.Ref{ID: string(vm.UID), Assignment: c.Status.Assignment}, machine.Removal{Grace: translate.DefaultGrace})
 		if err != nil {
 			log.Warn("VM not removed", "step", "remove", "error", err)
 			return m.backoff()

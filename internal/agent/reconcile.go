@@ -115,7 +115,7 @@ func (a *Agent) reconcileAbsent(ctx context.Context, st machine.Status) time.Dur
 		log.Info("removing a stale VM", "why", why, "assignment", st.Assignment)
 		ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 		defer cancel()
-		if _, err := a.service.Remove(ctx, machine.Ref{ID: st.ID, Assignment: st.Assignment}, translate.Grace(live)); err != nil {
+		if _, err := a.service.Remove(ctx, machine.Ref{ID: st.ID, Assignment: st.Assignment}, machine.Removal{Grace: translate.Grace(live)}); err != nil {
 			log.Warn("stale VM not removed", "error", err)
 		}
 		return m.backoff()
@@ -257,7 +257,7 @@ func (a *Agent) remove(ctx context.Context, vm *v1alpha1.ImpVM, m *memory, o *tr
 	ref := machine.Ref{ID: string(vm.UID), Assignment: vm.Status.Assignment}
 	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
-	st, err := a.service.Remove(ctx, ref, translate.Grace(vm))
+	st, err := a.service.Remove(ctx, ref, machine.Removal{Grace: translate.Grace(vm)})
 	if err != nil {
 		a.logVM(vm).Warn("removal not ordered", "step", "remove", "error", err)
 		return m.backoff()

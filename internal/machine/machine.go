@@ -55,8 +55,22 @@ type Spec struct {
 	// Restart policy and the history known to the object (from an earlier node); the node's own newer history wins.
 	Restart restart.Policy  `json:"restart"`
 	History restart.History `json:"history"`
+	// Reset with a value that was not acted on yet forgets the VM's failures, once (restart.History.WithReset).
+	Reset string `json:"reset,omitempty"`
+	// Halt, when set, stops the VM within Grace at any moment and keeps it stopped, whatever its policy says; disk, network and
+	// history stay. nil starts it again at once. Only for Persistent VMs.
+	Halt *Halt `json:"halt,omitempty"`
+	// Cluster is the UID of the namespace kube-system of the cluster whose object this Spec was made of: absence from another
+	// cluster's list says nothing.
+	Cluster string `json:"cluster,omitempty"`
 	// Script drives the fake driver (annotation imp.dev/fake-script); other drivers refuse a Spec that has one.
 	Script []byte `json:"script,omitempty"`
+}
+
+// Halt is why a VM is to be stopped; it is shown on the check Started.
+type Halt struct {
+	Reason  fault.Reason `json:"reason"`
+	Message string       `json:"message"`
 }
 
 // Image names the image and how to get it. Credentials are kept in memory only.
@@ -105,6 +119,7 @@ const (
 	Starting State = "Starting" // disk, network, VMM, guest
 	Running  State = "Running"  // the workload was started and has not ended
 	Stopping State = "Stopping"
+	Halted   State = "Halted" // kept stopped by Spec.Halt; disk and network stay
 	Finished State = "Finished"
 	Removing State = "Removing"
 	Removed  State = "Removed"
@@ -124,6 +139,7 @@ const (
 	VMMKilled        Verdict = "VMMKilled"        // the VMM vanished without a word
 	OOMKilled        Verdict = "OOMKilled"        // the host's kernel killed the VMM
 	VMMFailed        Verdict = "VMMFailed"        // the VMM gave up
+	GuestHung        Verdict = "GuestHung"        // the guest was silent for Limits.Silence while its VMM lived; it was ended for that
 	DeadlineExceeded Verdict = "DeadlineExceeded" // Spec.Deadline passed
 	LostWithHost     Verdict = "LostWithHost"     // the host was booted under it
 	Lost             Verdict = "Lost"             // a one-shot that was sent its start, and nobody can say how it ended
@@ -148,9 +164,12 @@ type Exit struct {
 
 // Reasons of Started and GuestReady that are no failure of a step.
 const (
-	ReasonBackingOff   fault.Reason = "BackingOff"   // the workload ended and is started again later
-	ReasonProbeFailing fault.Reason = "ProbeFailing" // the readiness probe got no healthy answer
-	ReasonGuestSilent  fault.Reason = "GuestSilent"  // the guest's agent could not be asked
+	ReasonBackingOff   fault.Reason = "BackingOff"       // the workload ended and is started again later
+	ReasonProbeFailing fault.Reason = "ProbeFailing"     // the readiness probe got no healthy answer
+	ReasonGuestSilent  fault.Reason = "GuestSilent"      // the guest's agent could not be asked
+	ReasonExhausted    fault.Reason = "RetriesExhausted" // retries are used up; waits for Spec.Reset
+	ReasonCoolingDown  fault.Reason = "CoolingDown"      // retries are used up; tried again at History.NextTryAt
+	ReasonElsewhere    fault.Reason = "Rescheduled"      // the next try is not this node's (History.Elsewhere)
 )
 
 // Check is one thing that is true, false, or not known yet, with the reason a user reads.
@@ -181,6 +200,21 @@ type Counters struct {
 	Restarts int64 `json:"restarts"` // incarnations after the first, in this assignment
 	Adopted  int64 `json:"adopted"`  // found again after a restart of the runtime
 	Retries  int64 `json:"retries"`  // steps that failed and were tried again
+	Silent   int64 `json:"silent"`   // times the guest fell silent
+	// Ends of incarnations by verdict: stopped, rebooted, out of memory, lost with the host and so on.
+	Ends map[Verdict]int64 `json:"ends,omitempty"`
+}
+
+// Failure is the latest end of an incarnation, or of a try to start one, that was not as it should be.
+type Failure struct {
+	// Reason is a Verdict, or the fault.Reason of a start that came to nothing.
+	Reason      fault.Reason `json:"reason"`
+	Message     string       `json:"message"`
+	At          time.Time    `json:"at"`
+	Incarnation int64        `json:"incarnation"`
+	Code        *int32       `json:"code,omitempty"`
+	// ConsoleTail is the raw end of the serial console, at most 4 KiB.
+	ConsoleTail []byte `json:"consoleTail,omitempty"`
 }
 
 // Status is the full truth about one VM on this node at one moment.
@@ -204,9 +238,13 @@ type Status struct {
 	// RestartRequired says that the Spec has changed in a way the running incarnation does not have.
 	RestartRequired bool `json:"restartRequired,omitempty"`
 	// Final is the end of a Finished VM; LastExit the latest end of any incarnation.
-	Final    *Exit           `json:"final,omitempty"`
-	LastExit *Exit           `json:"lastExit,omitempty"`
-	History  restart.History `json:"history"`
+	Final    *Exit `json:"final,omitempty"`
+	LastExit *Exit `json:"lastExit,omitempty"`
+	// LastFailure is kept over incarnations that are well.
+	LastFailure *Failure        `json:"lastFailure,omitempty"`
+	History     restart.History `json:"history"`
+	// Cluster of the Spec last accepted.
+	Cluster string `json:"cluster,omitempty"`
 	// StartedAt is when the current or last incarnation's workload started, FinishedAt when the VM became Finished.
 	StartedAt  *time.Time `json:"startedAt,omitempty"`
 	FinishedAt *time.Time `json:"finishedAt,omitempty"`
@@ -223,6 +261,14 @@ type Status struct {
 type Ref struct {
 	ID         string
 	Assignment int64
+}
+
+// Removal says how a VM is removed.
+type Removal struct {
+	Grace time.Duration
+	// KeepDisk moves the private disk into the trash, from where Keeper.Restore gives it back for 72 h: nobody said that it is not
+	// wanted any more.
+	KeepDisk bool
 }
 
 // Update is one message of Watch.
@@ -277,8 +323,8 @@ type Service interface {
 	Ensure(ctx context.Context, spec Spec) (Status, error)
 	// Remove stops the VM within grace (0: kill) and removes everything of it from the node, in every state. It returns the
 	// state at this moment; the end is State Removed in Watch. A VM that is not known is Removed at once. A repeat can only
-	// shorten the grace.
-	Remove(ctx context.Context, ref Ref, grace time.Duration) (Status, error)
+	// shorten the grace, and no repeat gives up a disk that is to be kept.
+	Remove(ctx context.Context, ref Ref, how Removal) (Status, error)
 	// List gives all VMs, tombstones too, ordered by ID.
 	List(ctx context.Context) ([]Status, error)
 	// Watch calls each with the present state of every VM, then one Synced, then with the full state at each change (several

@@ -229,7 +229,7 @@ func TestRealGuests(t *testing.T) {
 			t.Errorf("status is %+v", st)
 		}
 		says("boots=++")
-		if _, err := p.client.Remove(t.Context(), ref, 30*time.Second); err != nil {
+		if _, err := p.client.Remove(t.Context(), ref, machine.Removal{Grace: 30 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
 		st = awaitVM(t, p, s.ID, "removed", inState(machine.Removed))
@@ -265,13 +265,13 @@ func TestRealGuests(t *testing.T) {
 			t.Fatal(err)
 		}
 		awaitVM(t, broken, s.ID, "running", inState(machine.Running))
-		if _, err := broken.client.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: 1}, 0); err != nil {
+		if _, err := broken.client.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: 1}, machine.Removal{}); err != nil {
 			t.Fatal(err)
 		}
 		awaitVM(t, broken, s.ID, "removed", inState(machine.Removed))
 	})
 	for _, s := range all {
-		if _, err := p.client.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: 1}, 0); err != nil {
+		if _, err := p.client.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: 1}, machine.Removal{}); err != nil {
 			t.Fatal(err)
 		}
 		awaitVM(t, p, s.ID, "removed", inState(machine.Removed))

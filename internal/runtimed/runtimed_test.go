@@ -205,7 +205,7 @@ func TestAnOrderlyEndLeavesVMsRunning(t *testing.T) {
 	if !after.StartedAt.Equal(*before.StartedAt) || after.Revision <= before.Revision {
 		t.Errorf("after: %+v\nbefore: %+v", after, before)
 	}
-	if _, err := p.client.Remove(t.Context(), machine.Ref{ID: spec.ID, Assignment: 1}, 0); err != nil {
+	if _, err := p.client.Remove(t.Context(), machine.Ref{ID: spec.ID, Assignment: 1}, machine.Removal{}); err != nil {
 		t.Fatal(err)
 	}
 	watchFor(t, p.client, func(st machine.Status) bool { return st.State == machine.Removed })

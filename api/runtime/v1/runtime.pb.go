@@ -28,6 +28,462 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type AuditRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Repair        bool                   `protobuf:"varint,1,opt,name=repair,proto3" json:"repair,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditRequest) Reset() {
+	*x = AuditRequest{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditRequest) ProtoMessage() {}
+
+func (x *AuditRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditRequest.ProtoReflect.Descriptor instead.
+func (*AuditRequest) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *AuditRequest) GetRepair() bool {
+	if x != nil {
+		return x.Repair
+	}
+	return false
+}
+
+type AuditResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Findings      []*Finding             `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuditResponse) Reset() {
+	*x = AuditResponse{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuditResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuditResponse) ProtoMessage() {}
+
+func (x *AuditResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuditResponse.ProtoReflect.Descriptor instead.
+func (*AuditResponse) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AuditResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+type Finding struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Name          []byte                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
+	Repaired      bool                   `protobuf:"varint,5,opt,name=repaired,proto3" json:"repaired,omitempty"`
+	Problem       []byte                 `protobuf:"bytes,6,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Finding) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Finding) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Finding) GetName() []byte {
+	if x != nil {
+		return x.Name
+	}
+	return nil
+}
+
+func (x *Finding) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Finding) GetRepaired() bool {
+	if x != nil {
+		return x.Repaired
+	}
+	return false
+}
+
+func (x *Finding) GetProblem() []byte {
+	if x != nil {
+		return x.Problem
+	}
+	return nil
+}
+
+type TrashRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrashRequest) Reset() {
+	*x = TrashRequest{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrashRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrashRequest) ProtoMessage() {}
+
+func (x *TrashRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrashRequest.ProtoReflect.Descriptor instead.
+func (*TrashRequest) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{3}
+}
+
+type TrashResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Disks         []*Discarded           `protobuf:"bytes,1,rep,name=disks,proto3" json:"disks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrashResponse) Reset() {
+	*x = TrashResponse{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrashResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrashResponse) ProtoMessage() {}
+
+func (x *TrashResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrashResponse.ProtoReflect.Descriptor instead.
+func (*TrashResponse) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TrashResponse) GetDisks() []*Discarded {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
+}
+
+type Discarded struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	VmNamespace   string                 `protobuf:"bytes,3,opt,name=vm_namespace,json=vmNamespace,proto3" json:"vm_namespace,omitempty"`
+	Vm            string                 `protobuf:"bytes,4,opt,name=vm,proto3" json:"vm,omitempty"`
+	BaseDigest    string                 `protobuf:"bytes,5,opt,name=base_digest,json=baseDigest,proto3" json:"base_digest,omitempty"`
+	Gib           int64                  `protobuf:"varint,6,opt,name=gib,proto3" json:"gib,omitempty"`
+	Bytes         int64                  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	DiscardedAt   *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=discarded_at,json=discardedAt,proto3" json:"discarded_at,omitempty"`
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	Why           []byte                 `protobuf:"bytes,10,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Discarded) Reset() {
+	*x = Discarded{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Discarded) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Discarded) ProtoMessage() {}
+
+func (x *Discarded) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Discarded.ProtoReflect.Descriptor instead.
+func (*Discarded) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Discarded) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Discarded) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Discarded) GetVmNamespace() string {
+	if x != nil {
+		return x.VmNamespace
+	}
+	return ""
+}
+
+func (x *Discarded) GetVm() string {
+	if x != nil {
+		return x.Vm
+	}
+	return ""
+}
+
+func (x *Discarded) GetBaseDigest() string {
+	if x != nil {
+		return x.BaseDigest
+	}
+	return ""
+}
+
+func (x *Discarded) GetGib() int64 {
+	if x != nil {
+		return x.Gib
+	}
+	return 0
+}
+
+func (x *Discarded) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Discarded) GetDiscardedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DiscardedAt
+	}
+	return nil
+}
+
+func (x *Discarded) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *Discarded) GetWhy() []byte {
+	if x != nil {
+		return x.Why
+	}
+	return nil
+}
+
+type RestoreRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreRequest) Reset() {
+	*x = RestoreRequest{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreRequest) ProtoMessage() {}
+
+func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
+func (*RestoreRequest) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RestoreRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RestoreRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RestoreResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestoreResponse) Reset() {
+	*x = RestoreResponse{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestoreResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestoreResponse) ProtoMessage() {}
+
+func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
+func (*RestoreResponse) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{7}
+}
+
 type InfoRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -36,7 +492,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[0]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -48,7 +504,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[0]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -61,7 +517,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{0}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{8}
 }
 
 type InfoResponse struct {
@@ -90,7 +546,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[1]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -102,7 +558,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[1]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -115,7 +571,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{1}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *InfoResponse) GetVersion() string {
@@ -257,7 +713,7 @@ type NetworkHost struct {
 
 func (x *NetworkHost) Reset() {
 	*x = NetworkHost{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[2]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -269,7 +725,7 @@ func (x *NetworkHost) String() string {
 func (*NetworkHost) ProtoMessage() {}
 
 func (x *NetworkHost) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[2]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -282,7 +738,7 @@ func (x *NetworkHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkHost.ProtoReflect.Descriptor instead.
 func (*NetworkHost) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{2}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *NetworkHost) GetVtep() string {
@@ -329,7 +785,7 @@ type SetNetworkRequest struct {
 
 func (x *SetNetworkRequest) Reset() {
 	*x = SetNetworkRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[3]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -341,7 +797,7 @@ func (x *SetNetworkRequest) String() string {
 func (*SetNetworkRequest) ProtoMessage() {}
 
 func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[3]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -354,7 +810,7 @@ func (x *SetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*SetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{3}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SetNetworkRequest) GetNetwork() *Network {
@@ -372,7 +828,7 @@ type SetNetworkResponse struct {
 
 func (x *SetNetworkResponse) Reset() {
 	*x = SetNetworkResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[4]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -384,7 +840,7 @@ func (x *SetNetworkResponse) String() string {
 func (*SetNetworkResponse) ProtoMessage() {}
 
 func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[4]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -397,7 +853,7 @@ func (x *SetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*SetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{4}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{12}
 }
 
 type ForgetNetworkRequest struct {
@@ -409,7 +865,7 @@ type ForgetNetworkRequest struct {
 
 func (x *ForgetNetworkRequest) Reset() {
 	*x = ForgetNetworkRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[5]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -421,7 +877,7 @@ func (x *ForgetNetworkRequest) String() string {
 func (*ForgetNetworkRequest) ProtoMessage() {}
 
 func (x *ForgetNetworkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[5]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -434,7 +890,7 @@ func (x *ForgetNetworkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNetworkRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNetworkRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{5}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ForgetNetworkRequest) GetId() string {
@@ -452,7 +908,7 @@ type ForgetNetworkResponse struct {
 
 func (x *ForgetNetworkResponse) Reset() {
 	*x = ForgetNetworkResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[6]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -464,7 +920,7 @@ func (x *ForgetNetworkResponse) String() string {
 func (*ForgetNetworkResponse) ProtoMessage() {}
 
 func (x *ForgetNetworkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[6]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -477,7 +933,7 @@ func (x *ForgetNetworkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNetworkResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNetworkResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{6}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{14}
 }
 
 type NetworksRequest struct {
@@ -488,7 +944,7 @@ type NetworksRequest struct {
 
 func (x *NetworksRequest) Reset() {
 	*x = NetworksRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[7]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -500,7 +956,7 @@ func (x *NetworksRequest) String() string {
 func (*NetworksRequest) ProtoMessage() {}
 
 func (x *NetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[7]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -513,7 +969,7 @@ func (x *NetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworksRequest.ProtoReflect.Descriptor instead.
 func (*NetworksRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{7}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{15}
 }
 
 type NetworksResponse struct {
@@ -525,7 +981,7 @@ type NetworksResponse struct {
 
 func (x *NetworksResponse) Reset() {
 	*x = NetworksResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[8]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +993,7 @@ func (x *NetworksResponse) String() string {
 func (*NetworksResponse) ProtoMessage() {}
 
 func (x *NetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[8]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +1006,7 @@ func (x *NetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworksResponse.ProtoReflect.Descriptor instead.
 func (*NetworksResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{8}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NetworksResponse) GetNetworks() []*NetworkStatus {
@@ -579,7 +1035,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[9]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -591,7 +1047,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[9]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -604,7 +1060,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{9}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Network) GetId() string {
@@ -695,7 +1151,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[10]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -707,7 +1163,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[10]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -720,7 +1176,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{10}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Peer) GetAddress() string {
@@ -755,7 +1211,7 @@ type NetworkStatus struct {
 
 func (x *NetworkStatus) Reset() {
 	*x = NetworkStatus{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[11]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +1223,7 @@ func (x *NetworkStatus) String() string {
 func (*NetworkStatus) ProtoMessage() {}
 
 func (x *NetworkStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[11]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +1236,7 @@ func (x *NetworkStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkStatus.ProtoReflect.Descriptor instead.
 func (*NetworkStatus) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{11}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NetworkStatus) GetId() string {
@@ -816,7 +1272,7 @@ type ImageCache struct {
 
 func (x *ImageCache) Reset() {
 	*x = ImageCache{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[12]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +1284,7 @@ func (x *ImageCache) String() string {
 func (*ImageCache) ProtoMessage() {}
 
 func (x *ImageCache) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[12]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +1297,7 @@ func (x *ImageCache) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageCache.ProtoReflect.Descriptor instead.
 func (*ImageCache) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{12}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ImageCache) GetBytes() int64 {
@@ -881,7 +1337,7 @@ type EnsureRequest struct {
 
 func (x *EnsureRequest) Reset() {
 	*x = EnsureRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[13]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +1349,7 @@ func (x *EnsureRequest) String() string {
 func (*EnsureRequest) ProtoMessage() {}
 
 func (x *EnsureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[13]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +1362,7 @@ func (x *EnsureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureRequest.ProtoReflect.Descriptor instead.
 func (*EnsureRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{13}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EnsureRequest) GetSpec() *Spec {
@@ -925,7 +1381,7 @@ type EnsureResponse struct {
 
 func (x *EnsureResponse) Reset() {
 	*x = EnsureResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[14]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1393,7 @@ func (x *EnsureResponse) String() string {
 func (*EnsureResponse) ProtoMessage() {}
 
 func (x *EnsureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[14]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1406,7 @@ func (x *EnsureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureResponse.ProtoReflect.Descriptor instead.
 func (*EnsureResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{14}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EnsureResponse) GetStatus() *Status {
@@ -965,13 +1421,14 @@ type RemoveRequest struct {
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Assignment    int64                  `protobuf:"varint,2,opt,name=assignment,proto3" json:"assignment,omitempty"`
 	Grace         *durationpb.Duration   `protobuf:"bytes,3,opt,name=grace,proto3" json:"grace,omitempty"`
+	KeepDisk      bool                   `protobuf:"varint,4,opt,name=keep_disk,json=keepDisk,proto3" json:"keep_disk,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[15]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1440,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[15]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1453,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{15}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RemoveRequest) GetId() string {
@@ -1020,6 +1477,13 @@ func (x *RemoveRequest) GetGrace() *durationpb.Duration {
 	return nil
 }
 
+func (x *RemoveRequest) GetKeepDisk() bool {
+	if x != nil {
+		return x.KeepDisk
+	}
+	return false
+}
+
 type RemoveResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Status        *Status                `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
@@ -1029,7 +1493,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[16]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1505,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[16]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1054,7 +1518,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{16}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RemoveResponse) GetStatus() *Status {
@@ -1072,7 +1536,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[17]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1548,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[17]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1561,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{17}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{25}
 }
 
 type ListResponse struct {
@@ -1109,7 +1573,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[18]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1121,7 +1585,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[18]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1134,7 +1598,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{18}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListResponse) GetStatuses() []*Status {
@@ -1152,7 +1616,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[19]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1164,7 +1628,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[19]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1177,7 +1641,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{19}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{27}
 }
 
 // WatchResponse is one status, or synced.
@@ -1191,7 +1655,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[20]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1667,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[20]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1680,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{20}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchResponse) GetStatus() *Status {
@@ -1244,7 +1708,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[21]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1720,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[21]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1733,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{21}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ConsoleRequest) GetId() string {
@@ -1304,7 +1768,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[22]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1780,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[22]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1793,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{22}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ConsoleResponse) GetOffset() int64 {
@@ -1373,13 +1837,16 @@ type Spec struct {
 	Restart       *RestartPolicy         `protobuf:"bytes,16,opt,name=restart,proto3" json:"restart,omitempty"`
 	History       *RestartHistory        `protobuf:"bytes,17,opt,name=history,proto3" json:"history,omitempty"`
 	Script        []byte                 `protobuf:"bytes,18,opt,name=script,proto3" json:"script,omitempty"`
+	Reset_        string                 `protobuf:"bytes,19,opt,name=reset,proto3" json:"reset,omitempty"`
+	Halt          *Halt                  `protobuf:"bytes,20,opt,name=halt,proto3" json:"halt,omitempty"`
+	Cluster       string                 `protobuf:"bytes,21,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Spec) Reset() {
 	*x = Spec{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[23]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1858,7 @@ func (x *Spec) String() string {
 func (*Spec) ProtoMessage() {}
 
 func (x *Spec) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[23]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1871,7 @@ func (x *Spec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spec.ProtoReflect.Descriptor instead.
 func (*Spec) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{23}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Spec) GetId() string {
@@ -1533,6 +2000,79 @@ func (x *Spec) GetScript() []byte {
 	return nil
 }
 
+func (x *Spec) GetReset_() string {
+	if x != nil {
+		return x.Reset_
+	}
+	return ""
+}
+
+func (x *Spec) GetHalt() *Halt {
+	if x != nil {
+		return x.Halt
+	}
+	return nil
+}
+
+func (x *Spec) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+type Halt struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message       []byte                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Halt) Reset() {
+	*x = Halt{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Halt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Halt) ProtoMessage() {}
+
+func (x *Halt) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Halt.ProtoReflect.Descriptor instead.
+func (*Halt) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *Halt) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Halt) GetMessage() []byte {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
 type Image struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Reference string                 `protobuf:"bytes,1,opt,name=reference,proto3" json:"reference,omitempty"`
@@ -1547,7 +2087,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[24]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1559,7 +2099,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[24]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1572,7 +2112,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{24}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Image) GetReference() string {
@@ -1623,7 +2163,7 @@ type Credential struct {
 
 func (x *Credential) Reset() {
 	*x = Credential{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[25]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +2175,7 @@ func (x *Credential) String() string {
 func (*Credential) ProtoMessage() {}
 
 func (x *Credential) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[25]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +2188,7 @@ func (x *Credential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Credential.ProtoReflect.Descriptor instead.
 func (*Credential) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{25}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Credential) GetRegistry() string {
@@ -1700,7 +2240,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[26]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +2252,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[26]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +2265,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{26}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Workload) GetCommand() [][]byte {
@@ -1773,7 +2313,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[27]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1785,7 +2325,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[27]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1798,7 +2338,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{27}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EnvVar) GetName() []byte {
@@ -1831,7 +2371,7 @@ type Interface struct {
 
 func (x *Interface) Reset() {
 	*x = Interface{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[28]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +2383,7 @@ func (x *Interface) String() string {
 func (*Interface) ProtoMessage() {}
 
 func (x *Interface) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[28]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +2396,7 @@ func (x *Interface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Interface.ProtoReflect.Descriptor instead.
 func (*Interface) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{28}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Interface) GetName() string {
@@ -1928,7 +2468,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[29]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1940,7 +2480,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[29]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1953,7 +2493,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{29}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Probe) GetPath() string {
@@ -1996,13 +2536,16 @@ type RestartPolicy struct {
 	MaxRetries    *int32                 `protobuf:"varint,1,opt,name=max_retries,json=maxRetries,proto3,oneof" json:"max_retries,omitempty"`
 	InitialDelay  *durationpb.Duration   `protobuf:"bytes,2,opt,name=initial_delay,json=initialDelay,proto3" json:"initial_delay,omitempty"`
 	MaxDelay      *durationpb.Duration   `protobuf:"bytes,3,opt,name=max_delay,json=maxDelay,proto3" json:"max_delay,omitempty"`
+	Mode          string                 `protobuf:"bytes,4,opt,name=mode,proto3" json:"mode,omitempty"`
+	OnExhaustion  string                 `protobuf:"bytes,5,opt,name=on_exhaustion,json=onExhaustion,proto3" json:"on_exhaustion,omitempty"`
+	CoolDown      *durationpb.Duration   `protobuf:"bytes,6,opt,name=cool_down,json=coolDown,proto3" json:"cool_down,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RestartPolicy) Reset() {
 	*x = RestartPolicy{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[30]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2014,7 +2557,7 @@ func (x *RestartPolicy) String() string {
 func (*RestartPolicy) ProtoMessage() {}
 
 func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[30]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2027,7 +2570,7 @@ func (x *RestartPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPolicy.ProtoReflect.Descriptor instead.
 func (*RestartPolicy) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{30}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RestartPolicy) GetMaxRetries() int32 {
@@ -2051,6 +2594,27 @@ func (x *RestartPolicy) GetMaxDelay() *durationpb.Duration {
 	return nil
 }
 
+func (x *RestartPolicy) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *RestartPolicy) GetOnExhaustion() string {
+	if x != nil {
+		return x.OnExhaustion
+	}
+	return ""
+}
+
+func (x *RestartPolicy) GetCoolDown() *durationpb.Duration {
+	if x != nil {
+		return x.CoolDown
+	}
+	return nil
+}
+
 type RestartHistory struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Attempts      int32                  `protobuf:"varint,1,opt,name=attempts,proto3" json:"attempts,omitempty"`
@@ -2058,13 +2622,15 @@ type RestartHistory struct {
 	LastFailureAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_failure_at,json=lastFailureAt,proto3" json:"last_failure_at,omitempty"`
 	NextTryAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=next_try_at,json=nextTryAt,proto3" json:"next_try_at,omitempty"`
 	ExhaustedAt   *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=exhausted_at,json=exhaustedAt,proto3" json:"exhausted_at,omitempty"`
+	Elsewhere     bool                   `protobuf:"varint,6,opt,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	Reset_        string                 `protobuf:"bytes,7,opt,name=reset,proto3" json:"reset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RestartHistory) Reset() {
 	*x = RestartHistory{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[31]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2076,7 +2642,7 @@ func (x *RestartHistory) String() string {
 func (*RestartHistory) ProtoMessage() {}
 
 func (x *RestartHistory) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[31]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2089,7 +2655,7 @@ func (x *RestartHistory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartHistory.ProtoReflect.Descriptor instead.
 func (*RestartHistory) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{31}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RestartHistory) GetAttempts() int32 {
@@ -2127,6 +2693,20 @@ func (x *RestartHistory) GetExhaustedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *RestartHistory) GetElsewhere() bool {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return false
+}
+
+func (x *RestartHistory) GetReset_() string {
+	if x != nil {
+		return x.Reset_
+	}
+	return ""
+}
+
 type Status struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Id              string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -2154,13 +2734,15 @@ type Status struct {
 	// Free text that passes through programs of others may hold any byte.
 	Progress      []byte    `protobuf:"bytes,23,opt,name=progress,proto3" json:"progress,omitempty"`
 	Counters      *Counters `protobuf:"bytes,24,opt,name=counters,proto3" json:"counters,omitempty"`
+	LastFailure   *Failure  `protobuf:"bytes,25,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	Cluster       string    `protobuf:"bytes,26,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[32]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2754,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[32]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2767,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{32}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Status) GetId() string {
@@ -2356,6 +2938,104 @@ func (x *Status) GetCounters() *Counters {
 	return nil
 }
 
+func (x *Status) GetLastFailure() *Failure {
+	if x != nil {
+		return x.LastFailure
+	}
+	return nil
+}
+
+func (x *Status) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+type Failure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Message       []byte                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`
+	Incarnation   int64                  `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Code          *int32                 `protobuf:"varint,5,opt,name=code,proto3,oneof" json:"code,omitempty"`
+	ConsoleTail   []byte                 `protobuf:"bytes,6,opt,name=console_tail,json=consoleTail,proto3" json:"console_tail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Failure) Reset() {
+	*x = Failure{}
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Failure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Failure) ProtoMessage() {}
+
+func (x *Failure) ProtoReflect() protoreflect.Message {
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Failure.ProtoReflect.Descriptor instead.
+func (*Failure) Descriptor() ([]byte, []int) {
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *Failure) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Failure) GetMessage() []byte {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *Failure) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Failure) GetIncarnation() int64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *Failure) GetCode() int32 {
+	if x != nil && x.Code != nil {
+		return *x.Code
+	}
+	return 0
+}
+
+func (x *Failure) GetConsoleTail() []byte {
+	if x != nil {
+		return x.ConsoleTail
+	}
+	return nil
+}
+
 type Check struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ok            *bool                  `protobuf:"varint,1,opt,name=ok,proto3,oneof" json:"ok,omitempty"`
@@ -2368,7 +3048,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[33]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +3060,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[33]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +3073,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{33}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Check) GetOk() bool {
@@ -2440,7 +3120,7 @@ type Exit struct {
 
 func (x *Exit) Reset() {
 	*x = Exit{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[34]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +3132,7 @@ func (x *Exit) String() string {
 func (*Exit) ProtoMessage() {}
 
 func (x *Exit) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[34]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +3145,7 @@ func (x *Exit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exit.ProtoReflect.Descriptor instead.
 func (*Exit) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{34}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Exit) GetIncarnation() int64 {
@@ -2539,7 +3219,7 @@ type Timings struct {
 
 func (x *Timings) Reset() {
 	*x = Timings{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[35]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +3231,7 @@ func (x *Timings) String() string {
 func (*Timings) ProtoMessage() {}
 
 func (x *Timings) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[35]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +3244,7 @@ func (x *Timings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timings.ProtoReflect.Descriptor instead.
 func (*Timings) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{35}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Timings) GetPull() *durationpb.Duration {
@@ -2617,19 +3297,22 @@ func (x *Timings) GetWorkload() *durationpb.Duration {
 }
 
 type Counters struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Starts        int64                  `protobuf:"varint,1,opt,name=starts,proto3" json:"starts,omitempty"`
-	Exits         int64                  `protobuf:"varint,2,opt,name=exits,proto3" json:"exits,omitempty"`
-	Restarts      int64                  `protobuf:"varint,3,opt,name=restarts,proto3" json:"restarts,omitempty"`
-	Adopted       int64                  `protobuf:"varint,4,opt,name=adopted,proto3" json:"adopted,omitempty"`
-	Retries       int64                  `protobuf:"varint,5,opt,name=retries,proto3" json:"retries,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Starts   int64                  `protobuf:"varint,1,opt,name=starts,proto3" json:"starts,omitempty"`
+	Exits    int64                  `protobuf:"varint,2,opt,name=exits,proto3" json:"exits,omitempty"`
+	Restarts int64                  `protobuf:"varint,3,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	Adopted  int64                  `protobuf:"varint,4,opt,name=adopted,proto3" json:"adopted,omitempty"`
+	Retries  int64                  `protobuf:"varint,5,opt,name=retries,proto3" json:"retries,omitempty"`
+	Silent   int64                  `protobuf:"varint,6,opt,name=silent,proto3" json:"silent,omitempty"`
+	// Ends by verdict.
+	Ends          map[string]int64 `protobuf:"bytes,7,rep,name=ends,proto3" json:"ends,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Counters) Reset() {
 	*x = Counters{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[36]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2641,7 +3324,7 @@ func (x *Counters) String() string {
 func (*Counters) ProtoMessage() {}
 
 func (x *Counters) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[36]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2654,7 +3337,7 @@ func (x *Counters) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counters.ProtoReflect.Descriptor instead.
 func (*Counters) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{36}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Counters) GetStarts() int64 {
@@ -2692,6 +3375,20 @@ func (x *Counters) GetRetries() int64 {
 	return 0
 }
 
+func (x *Counters) GetSilent() int64 {
+	if x != nil {
+		return x.Silent
+	}
+	return 0
+}
+
+func (x *Counters) GetEnds() map[string]int64 {
+	if x != nil {
+		return x.Ends
+	}
+	return nil
+}
+
 // FaultDetail rides on an error's gRPC status, so that its reason survives the wire.
 type FaultDetail struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2705,7 +3402,7 @@ type FaultDetail struct {
 
 func (x *FaultDetail) Reset() {
 	*x = FaultDetail{}
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[37]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +3414,7 @@ func (x *FaultDetail) String() string {
 func (*FaultDetail) ProtoMessage() {}
 
 func (x *FaultDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_api_runtime_v1_runtime_proto_msgTypes[37]
+	mi := &file_api_runtime_v1_runtime_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +3427,7 @@ func (x *FaultDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FaultDetail.ProtoReflect.Descriptor instead.
 func (*FaultDetail) Descriptor() ([]byte, []int) {
-	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{37}
+	return file_api_runtime_v1_runtime_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FaultDetail) GetReason() string {
@@ -2765,7 +3462,39 @@ var File_api_runtime_v1_runtime_proto protoreflect.FileDescriptor
 
 const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\n" +
-	"\x1capi/runtime/v1/runtime.proto\x12\x0eimp.runtime.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\r\n" +
+	"\x1capi/runtime/v1/runtime.proto\x12\x0eimp.runtime.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"&\n" +
+	"\fAuditRequest\x12\x16\n" +
+	"\x06repair\x18\x01 \x01(\bR\x06repair\"D\n" +
+	"\rAuditResponse\x123\n" +
+	"\bfindings\x18\x01 \x03(\v2\x17.imp.runtime.v1.FindingR\bfindings\"\xa9\x01\n" +
+	"\aFinding\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\fR\x04name\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\brepaired\x18\x05 \x01(\bR\brepaired\x12\x18\n" +
+	"\aproblem\x18\x06 \x01(\fR\aproblem\"\x0e\n" +
+	"\fTrashRequest\"@\n" +
+	"\rTrashResponse\x12/\n" +
+	"\x05disks\x18\x01 \x03(\v2\x19.imp.runtime.v1.DiscardedR\x05disks\"\xb7\x02\n" +
+	"\tDiscarded\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12!\n" +
+	"\fvm_namespace\x18\x03 \x01(\tR\vvmNamespace\x12\x0e\n" +
+	"\x02vm\x18\x04 \x01(\tR\x02vm\x12\x1f\n" +
+	"\vbase_digest\x18\x05 \x01(\tR\n" +
+	"baseDigest\x12\x10\n" +
+	"\x03gib\x18\x06 \x01(\x03R\x03gib\x12\x14\n" +
+	"\x05bytes\x18\a \x01(\x03R\x05bytes\x12=\n" +
+	"\fdiscarded_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\vdiscardedAt\x129\n" +
+	"\n" +
+	"expires_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x10\n" +
+	"\x03why\x18\n" +
+	" \x01(\fR\x03why\"4\n" +
+	"\x0eRestoreRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"\x11\n" +
+	"\x0fRestoreResponse\"\r\n" +
 	"\vInfoRequest\"\x82\x05\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
@@ -2835,13 +3564,14 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\rEnsureRequest\x12(\n" +
 	"\x04spec\x18\x01 \x01(\v2\x14.imp.runtime.v1.SpecR\x04spec\"@\n" +
 	"\x0eEnsureResponse\x12.\n" +
-	"\x06status\x18\x01 \x01(\v2\x16.imp.runtime.v1.StatusR\x06status\"p\n" +
+	"\x06status\x18\x01 \x01(\v2\x16.imp.runtime.v1.StatusR\x06status\"\x8d\x01\n" +
 	"\rRemoveRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1e\n" +
 	"\n" +
 	"assignment\x18\x02 \x01(\x03R\n" +
 	"assignment\x12/\n" +
-	"\x05grace\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"@\n" +
+	"\x05grace\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x1b\n" +
+	"\tkeep_disk\x18\x04 \x01(\bR\bkeepDisk\"@\n" +
 	"\x0eRemoveResponse\x12.\n" +
 	"\x06status\x18\x01 \x01(\v2\x16.imp.runtime.v1.StatusR\x06status\"\r\n" +
 	"\vListRequest\"B\n" +
@@ -2858,7 +3588,7 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\x0fConsoleResponse\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x03R\x06offset\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x03 \x01(\x03R\x04size\"\xb3\x05\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\"\x8d\x06\n" +
 	"\x04Spec\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -2885,7 +3615,13 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\bdeadline\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x127\n" +
 	"\arestart\x18\x10 \x01(\v2\x1d.imp.runtime.v1.RestartPolicyR\arestart\x128\n" +
 	"\ahistory\x18\x11 \x01(\v2\x1e.imp.runtime.v1.RestartHistoryR\ahistory\x12\x16\n" +
-	"\x06script\x18\x12 \x01(\fR\x06script\"\xc0\x01\n" +
+	"\x06script\x18\x12 \x01(\fR\x06script\x12\x14\n" +
+	"\x05reset\x18\x13 \x01(\tR\x05reset\x12(\n" +
+	"\x04halt\x18\x14 \x01(\v2\x14.imp.runtime.v1.HaltR\x04halt\x12\x18\n" +
+	"\acluster\x18\x15 \x01(\tR\acluster\"8\n" +
+	"\x04Halt\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\fR\amessage\"\xc0\x01\n" +
 	"\x05Image\x12\x1c\n" +
 	"\treference\x18\x01 \x01(\tR\treference\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x16\n" +
@@ -2924,19 +3660,24 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\x04port\x18\x02 \x01(\x03R\x04port\x121\n" +
 	"\x06period\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x06period\x123\n" +
 	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12+\n" +
-	"\x11failure_threshold\x18\x05 \x01(\x03R\x10failureThreshold\"\xbd\x01\n" +
+	"\x11failure_threshold\x18\x05 \x01(\x03R\x10failureThreshold\"\xae\x02\n" +
 	"\rRestartPolicy\x12$\n" +
 	"\vmax_retries\x18\x01 \x01(\x05H\x00R\n" +
 	"maxRetries\x88\x01\x01\x12>\n" +
 	"\rinitial_delay\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\finitialDelay\x126\n" +
-	"\tmax_delay\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bmaxDelayB\x0e\n" +
-	"\f_max_retries\"\x92\x02\n" +
+	"\tmax_delay\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bmaxDelay\x12\x12\n" +
+	"\x04mode\x18\x04 \x01(\tR\x04mode\x12#\n" +
+	"\ron_exhaustion\x18\x05 \x01(\tR\fonExhaustion\x126\n" +
+	"\tcool_down\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\bcoolDownB\x0e\n" +
+	"\f_max_retries\"\xc6\x02\n" +
 	"\x0eRestartHistory\x12\x1a\n" +
 	"\battempts\x18\x01 \x01(\x05R\battempts\x12%\n" +
 	"\x0estart_failures\x18\x02 \x01(\x05R\rstartFailures\x12B\n" +
 	"\x0flast_failure_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\rlastFailureAt\x12:\n" +
 	"\vnext_try_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tnextTryAt\x12=\n" +
-	"\fexhausted_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vexhaustedAt\"\xc2\a\n" +
+	"\fexhausted_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vexhaustedAt\x12\x1c\n" +
+	"\telsewhere\x18\x06 \x01(\bR\telsewhere\x12\x14\n" +
+	"\x05reset\x18\a \x01(\tR\x05reset\"\x98\b\n" +
 	"\x06Status\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
@@ -2969,7 +3710,17 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\x0fdisk_generation\x18\x15 \x01(\x03R\x0ediskGeneration\x121\n" +
 	"\atimings\x18\x16 \x01(\v2\x17.imp.runtime.v1.TimingsR\atimings\x12\x1a\n" +
 	"\bprogress\x18\x17 \x01(\fR\bprogress\x124\n" +
-	"\bcounters\x18\x18 \x01(\v2\x18.imp.runtime.v1.CountersR\bcounters\"\x87\x01\n" +
+	"\bcounters\x18\x18 \x01(\v2\x18.imp.runtime.v1.CountersR\bcounters\x12:\n" +
+	"\flast_failure\x18\x19 \x01(\v2\x17.imp.runtime.v1.FailureR\vlastFailure\x12\x18\n" +
+	"\acluster\x18\x1a \x01(\tR\acluster\"\xce\x01\n" +
+	"\aFailure\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\fR\amessage\x12*\n" +
+	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12 \n" +
+	"\vincarnation\x18\x04 \x01(\x03R\vincarnation\x12\x17\n" +
+	"\x04code\x18\x05 \x01(\x05H\x00R\x04code\x88\x01\x01\x12!\n" +
+	"\fconsole_tail\x18\x06 \x01(\fR\vconsoleTailB\a\n" +
+	"\x05_code\"\x87\x01\n" +
 	"\x05Check\x12\x13\n" +
 	"\x02ok\x18\x01 \x01(\bH\x00R\x02ok\x88\x01\x01\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -2993,13 +3744,18 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"\x03vmm\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03vmm\x121\n" +
 	"\x06kernel\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x06kernel\x12/\n" +
 	"\x05guest\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x05guest\x125\n" +
-	"\bworkload\x18\a \x01(\v2\x19.google.protobuf.DurationR\bworkload\"\x88\x01\n" +
+	"\bworkload\x18\a \x01(\v2\x19.google.protobuf.DurationR\bworkload\"\x91\x02\n" +
 	"\bCounters\x12\x16\n" +
 	"\x06starts\x18\x01 \x01(\x03R\x06starts\x12\x14\n" +
 	"\x05exits\x18\x02 \x01(\x03R\x05exits\x12\x1a\n" +
 	"\brestarts\x18\x03 \x01(\x03R\brestarts\x12\x18\n" +
 	"\aadopted\x18\x04 \x01(\x03R\aadopted\x12\x18\n" +
-	"\aretries\x18\x05 \x01(\x03R\aretries\"s\n" +
+	"\aretries\x18\x05 \x01(\x03R\aretries\x12\x16\n" +
+	"\x06silent\x18\x06 \x01(\x03R\x06silent\x126\n" +
+	"\x04ends\x18\a \x03(\v2\".imp.runtime.v1.Counters.EndsEntryR\x04ends\x1a7\n" +
+	"\tEndsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"s\n" +
 	"\vFaultDetail\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x1c\n" +
@@ -3015,7 +3771,11 @@ const file_api_runtime_v1_runtime_proto_rawDesc = "" +
 	"SetNetwork\x12!.imp.runtime.v1.SetNetworkRequest\x1a\".imp.runtime.v1.SetNetworkResponse\x12\\\n" +
 	"\rForgetNetwork\x12$.imp.runtime.v1.ForgetNetworkRequest\x1a%.imp.runtime.v1.ForgetNetworkResponse\x12M\n" +
 	"\bNetworks\x12\x1f.imp.runtime.v1.NetworksRequest\x1a .imp.runtime.v1.NetworksResponse\x12J\n" +
-	"\aConsole\x12\x1e.imp.runtime.v1.ConsoleRequest\x1a\x1f.imp.runtime.v1.ConsoleResponseB&Z$imp.dev/imp/api/runtime/v1;runtimev1b\x06proto3"
+	"\aConsole\x12\x1e.imp.runtime.v1.ConsoleRequest\x1a\x1f.imp.runtime.v1.ConsoleResponse2\xe0\x01\n" +
+	"\x06Keeper\x12D\n" +
+	"\x05Audit\x12\x1c.imp.runtime.v1.AuditRequest\x1a\x1d.imp.runtime.v1.AuditResponse\x12D\n" +
+	"\x05Trash\x12\x1c.imp.runtime.v1.TrashRequest\x1a\x1d.imp.runtime.v1.TrashResponse\x12J\n" +
+	"\aRestore\x12\x1e.imp.runtime.v1.RestoreRequest\x1a\x1f.imp.runtime.v1.RestoreResponseB&Z$imp.dev/imp/api/runtime/v1;runtimev1b\x06proto3"
 
 var (
 	file_api_runtime_v1_runtime_proto_rawDescOnce sync.Once
@@ -3029,121 +3789,148 @@ func file_api_runtime_v1_runtime_proto_rawDescGZIP() []byte {
 	return file_api_runtime_v1_runtime_proto_rawDescData
 }
 
-var file_api_runtime_v1_runtime_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_api_runtime_v1_runtime_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_api_runtime_v1_runtime_proto_goTypes = []any{
-	(*InfoRequest)(nil),           // 0: imp.runtime.v1.InfoRequest
-	(*InfoResponse)(nil),          // 1: imp.runtime.v1.InfoResponse
-	(*NetworkHost)(nil),           // 2: imp.runtime.v1.NetworkHost
-	(*SetNetworkRequest)(nil),     // 3: imp.runtime.v1.SetNetworkRequest
-	(*SetNetworkResponse)(nil),    // 4: imp.runtime.v1.SetNetworkResponse
-	(*ForgetNetworkRequest)(nil),  // 5: imp.runtime.v1.ForgetNetworkRequest
-	(*ForgetNetworkResponse)(nil), // 6: imp.runtime.v1.ForgetNetworkResponse
-	(*NetworksRequest)(nil),       // 7: imp.runtime.v1.NetworksRequest
-	(*NetworksResponse)(nil),      // 8: imp.runtime.v1.NetworksResponse
-	(*Network)(nil),               // 9: imp.runtime.v1.Network
-	(*Peer)(nil),                  // 10: imp.runtime.v1.Peer
-	(*NetworkStatus)(nil),         // 11: imp.runtime.v1.NetworkStatus
-	(*ImageCache)(nil),            // 12: imp.runtime.v1.ImageCache
-	(*EnsureRequest)(nil),         // 13: imp.runtime.v1.EnsureRequest
-	(*EnsureResponse)(nil),        // 14: imp.runtime.v1.EnsureResponse
-	(*RemoveRequest)(nil),         // 15: imp.runtime.v1.RemoveRequest
-	(*RemoveResponse)(nil),        // 16: imp.runtime.v1.RemoveResponse
-	(*ListRequest)(nil),           // 17: imp.runtime.v1.ListRequest
-	(*ListResponse)(nil),          // 18: imp.runtime.v1.ListResponse
-	(*WatchRequest)(nil),          // 19: imp.runtime.v1.WatchRequest
-	(*WatchResponse)(nil),         // 20: imp.runtime.v1.WatchResponse
-	(*ConsoleRequest)(nil),        // 21: imp.runtime.v1.ConsoleRequest
-	(*ConsoleResponse)(nil),       // 22: imp.runtime.v1.ConsoleResponse
-	(*Spec)(nil),                  // 23: imp.runtime.v1.Spec
-	(*Image)(nil),                 // 24: imp.runtime.v1.Image
-	(*Credential)(nil),            // 25: imp.runtime.v1.Credential
-	(*Workload)(nil),              // 26: imp.runtime.v1.Workload
-	(*EnvVar)(nil),                // 27: imp.runtime.v1.EnvVar
-	(*Interface)(nil),             // 28: imp.runtime.v1.Interface
-	(*Probe)(nil),                 // 29: imp.runtime.v1.Probe
-	(*RestartPolicy)(nil),         // 30: imp.runtime.v1.RestartPolicy
-	(*RestartHistory)(nil),        // 31: imp.runtime.v1.RestartHistory
-	(*Status)(nil),                // 32: imp.runtime.v1.Status
-	(*Check)(nil),                 // 33: imp.runtime.v1.Check
-	(*Exit)(nil),                  // 34: imp.runtime.v1.Exit
-	(*Timings)(nil),               // 35: imp.runtime.v1.Timings
-	(*Counters)(nil),              // 36: imp.runtime.v1.Counters
-	(*FaultDetail)(nil),           // 37: imp.runtime.v1.FaultDetail
-	(*durationpb.Duration)(nil),   // 38: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 39: google.protobuf.Timestamp
+	(*AuditRequest)(nil),          // 0: imp.runtime.v1.AuditRequest
+	(*AuditResponse)(nil),         // 1: imp.runtime.v1.AuditResponse
+	(*Finding)(nil),               // 2: imp.runtime.v1.Finding
+	(*TrashRequest)(nil),          // 3: imp.runtime.v1.TrashRequest
+	(*TrashResponse)(nil),         // 4: imp.runtime.v1.TrashResponse
+	(*Discarded)(nil),             // 5: imp.runtime.v1.Discarded
+	(*RestoreRequest)(nil),        // 6: imp.runtime.v1.RestoreRequest
+	(*RestoreResponse)(nil),       // 7: imp.runtime.v1.RestoreResponse
+	(*InfoRequest)(nil),           // 8: imp.runtime.v1.InfoRequest
+	(*InfoResponse)(nil),          // 9: imp.runtime.v1.InfoResponse
+	(*NetworkHost)(nil),           // 10: imp.runtime.v1.NetworkHost
+	(*SetNetworkRequest)(nil),     // 11: imp.runtime.v1.SetNetworkRequest
+	(*SetNetworkResponse)(nil),    // 12: imp.runtime.v1.SetNetworkResponse
+	(*ForgetNetworkRequest)(nil),  // 13: imp.runtime.v1.ForgetNetworkRequest
+	(*ForgetNetworkResponse)(nil), // 14: imp.runtime.v1.ForgetNetworkResponse
+	(*NetworksRequest)(nil),       // 15: imp.runtime.v1.NetworksRequest
+	(*NetworksResponse)(nil),      // 16: imp.runtime.v1.NetworksResponse
+	(*Network)(nil),               // 17: imp.runtime.v1.Network
+	(*Peer)(nil),                  // 18: imp.runtime.v1.Peer
+	(*NetworkStatus)(nil),         // 19: imp.runtime.v1.NetworkStatus
+	(*ImageCache)(nil),            // 20: imp.runtime.v1.ImageCache
+	(*EnsureRequest)(nil),         // 21: imp.runtime.v1.EnsureRequest
+	(*EnsureResponse)(nil),        // 22: imp.runtime.v1.EnsureResponse
+	(*RemoveRequest)(nil),         // 23: imp.runtime.v1.RemoveRequest
+	(*RemoveResponse)(nil),        // 24: imp.runtime.v1.RemoveResponse
+	(*ListRequest)(nil),           // 25: imp.runtime.v1.ListRequest
+	(*ListResponse)(nil),          // 26: imp.runtime.v1.ListResponse
+	(*WatchRequest)(nil),          // 27: imp.runtime.v1.WatchRequest
+	(*WatchResponse)(nil),         // 28: imp.runtime.v1.WatchResponse
+	(*ConsoleRequest)(nil),        // 29: imp.runtime.v1.ConsoleRequest
+	(*ConsoleResponse)(nil),       // 30: imp.runtime.v1.ConsoleResponse
+	(*Spec)(nil),                  // 31: imp.runtime.v1.Spec
+	(*Halt)(nil),                  // 32: imp.runtime.v1.Halt
+	(*Image)(nil),                 // 33: imp.runtime.v1.Image
+	(*Credential)(nil),            // 34: imp.runtime.v1.Credential
+	(*Workload)(nil),              // 35: imp.runtime.v1.Workload
+	(*EnvVar)(nil),                // 36: imp.runtime.v1.EnvVar
+	(*Interface)(nil),             // 37: imp.runtime.v1.Interface
+	(*Probe)(nil),                 // 38: imp.runtime.v1.Probe
+	(*RestartPolicy)(nil),         // 39: imp.runtime.v1.RestartPolicy
+	(*RestartHistory)(nil),        // 40: imp.runtime.v1.RestartHistory
+	(*Status)(nil),                // 41: imp.runtime.v1.Status
+	(*Failure)(nil),               // 42: imp.runtime.v1.Failure
+	(*Check)(nil),                 // 43: imp.runtime.v1.Check
+	(*Exit)(nil),                  // 44: imp.runtime.v1.Exit
+	(*Timings)(nil),               // 45: imp.runtime.v1.Timings
+	(*Counters)(nil),              // 46: imp.runtime.v1.Counters
+	(*FaultDetail)(nil),           // 47: imp.runtime.v1.FaultDetail
+	nil,                           // 48: imp.runtime.v1.Counters.EndsEntry
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 50: google.protobuf.Duration
 }
 var file_api_runtime_v1_runtime_proto_depIdxs = []int32{
-	12, // 0: imp.runtime.v1.InfoResponse.image_cache:type_name -> imp.runtime.v1.ImageCache
-	2,  // 1: imp.runtime.v1.InfoResponse.network:type_name -> imp.runtime.v1.NetworkHost
-	9,  // 2: imp.runtime.v1.SetNetworkRequest.network:type_name -> imp.runtime.v1.Network
-	11, // 3: imp.runtime.v1.NetworksResponse.networks:type_name -> imp.runtime.v1.NetworkStatus
-	10, // 4: imp.runtime.v1.Network.peers:type_name -> imp.runtime.v1.Peer
-	23, // 5: imp.runtime.v1.EnsureRequest.spec:type_name -> imp.runtime.v1.Spec
-	32, // 6: imp.runtime.v1.EnsureResponse.status:type_name -> imp.runtime.v1.Status
-	38, // 7: imp.runtime.v1.RemoveRequest.grace:type_name -> google.protobuf.Duration
-	32, // 8: imp.runtime.v1.RemoveResponse.status:type_name -> imp.runtime.v1.Status
-	32, // 9: imp.runtime.v1.ListResponse.statuses:type_name -> imp.runtime.v1.Status
-	32, // 10: imp.runtime.v1.WatchResponse.status:type_name -> imp.runtime.v1.Status
-	24, // 11: imp.runtime.v1.Spec.image:type_name -> imp.runtime.v1.Image
-	26, // 12: imp.runtime.v1.Spec.workload:type_name -> imp.runtime.v1.Workload
-	28, // 13: imp.runtime.v1.Spec.interfaces:type_name -> imp.runtime.v1.Interface
-	29, // 14: imp.runtime.v1.Spec.probe:type_name -> imp.runtime.v1.Probe
-	38, // 15: imp.runtime.v1.Spec.grace:type_name -> google.protobuf.Duration
-	39, // 16: imp.runtime.v1.Spec.deadline:type_name -> google.protobuf.Timestamp
-	30, // 17: imp.runtime.v1.Spec.restart:type_name -> imp.runtime.v1.RestartPolicy
-	31, // 18: imp.runtime.v1.Spec.history:type_name -> imp.runtime.v1.RestartHistory
-	25, // 19: imp.runtime.v1.Image.credentials:type_name -> imp.runtime.v1.Credential
-	27, // 20: imp.runtime.v1.Workload.env:type_name -> imp.runtime.v1.EnvVar
-	38, // 21: imp.runtime.v1.Probe.period:type_name -> google.protobuf.Duration
-	38, // 22: imp.runtime.v1.Probe.timeout:type_name -> google.protobuf.Duration
-	38, // 23: imp.runtime.v1.RestartPolicy.initial_delay:type_name -> google.protobuf.Duration
-	38, // 24: imp.runtime.v1.RestartPolicy.max_delay:type_name -> google.protobuf.Duration
-	39, // 25: imp.runtime.v1.RestartHistory.last_failure_at:type_name -> google.protobuf.Timestamp
-	39, // 26: imp.runtime.v1.RestartHistory.next_try_at:type_name -> google.protobuf.Timestamp
-	39, // 27: imp.runtime.v1.RestartHistory.exhausted_at:type_name -> google.protobuf.Timestamp
-	33, // 28: imp.runtime.v1.Status.disk:type_name -> imp.runtime.v1.Check
-	33, // 29: imp.runtime.v1.Status.network:type_name -> imp.runtime.v1.Check
-	33, // 30: imp.runtime.v1.Status.started:type_name -> imp.runtime.v1.Check
-	33, // 31: imp.runtime.v1.Status.guest_ready:type_name -> imp.runtime.v1.Check
-	34, // 32: imp.runtime.v1.Status.final:type_name -> imp.runtime.v1.Exit
-	34, // 33: imp.runtime.v1.Status.last_exit:type_name -> imp.runtime.v1.Exit
-	31, // 34: imp.runtime.v1.Status.history:type_name -> imp.runtime.v1.RestartHistory
-	39, // 35: imp.runtime.v1.Status.started_at:type_name -> google.protobuf.Timestamp
-	39, // 36: imp.runtime.v1.Status.finished_at:type_name -> google.protobuf.Timestamp
-	35, // 37: imp.runtime.v1.Status.timings:type_name -> imp.runtime.v1.Timings
-	36, // 38: imp.runtime.v1.Status.counters:type_name -> imp.runtime.v1.Counters
-	39, // 39: imp.runtime.v1.Check.since:type_name -> google.protobuf.Timestamp
-	39, // 40: imp.runtime.v1.Exit.at:type_name -> google.protobuf.Timestamp
-	38, // 41: imp.runtime.v1.Timings.pull:type_name -> google.protobuf.Duration
-	38, // 42: imp.runtime.v1.Timings.disk:type_name -> google.protobuf.Duration
-	38, // 43: imp.runtime.v1.Timings.network:type_name -> google.protobuf.Duration
-	38, // 44: imp.runtime.v1.Timings.vmm:type_name -> google.protobuf.Duration
-	38, // 45: imp.runtime.v1.Timings.kernel:type_name -> google.protobuf.Duration
-	38, // 46: imp.runtime.v1.Timings.guest:type_name -> google.protobuf.Duration
-	38, // 47: imp.runtime.v1.Timings.workload:type_name -> google.protobuf.Duration
-	0,  // 48: imp.runtime.v1.Runtime.Info:input_type -> imp.runtime.v1.InfoRequest
-	13, // 49: imp.runtime.v1.Runtime.Ensure:input_type -> imp.runtime.v1.EnsureRequest
-	15, // 50: imp.runtime.v1.Runtime.Remove:input_type -> imp.runtime.v1.RemoveRequest
-	17, // 51: imp.runtime.v1.Runtime.List:input_type -> imp.runtime.v1.ListRequest
-	19, // 52: imp.runtime.v1.Runtime.Watch:input_type -> imp.runtime.v1.WatchRequest
-	3,  // 53: imp.runtime.v1.Runtime.SetNetwork:input_type -> imp.runtime.v1.SetNetworkRequest
-	5,  // 54: imp.runtime.v1.Runtime.ForgetNetwork:input_type -> imp.runtime.v1.ForgetNetworkRequest
-	7,  // 55: imp.runtime.v1.Runtime.Networks:input_type -> imp.runtime.v1.NetworksRequest
-	21, // 56: imp.runtime.v1.Runtime.Console:input_type -> imp.runtime.v1.ConsoleRequest
-	1,  // 57: imp.runtime.v1.Runtime.Info:output_type -> imp.runtime.v1.InfoResponse
-	14, // 58: imp.runtime.v1.Runtime.Ensure:output_type -> imp.runtime.v1.EnsureResponse
-	16, // 59: imp.runtime.v1.Runtime.Remove:output_type -> imp.runtime.v1.RemoveResponse
-	18, // 60: imp.runtime.v1.Runtime.List:output_type -> imp.runtime.v1.ListResponse
-	20, // 61: imp.runtime.v1.Runtime.Watch:output_type -> imp.runtime.v1.WatchResponse
-	4,  // 62: imp.runtime.v1.Runtime.SetNetwork:output_type -> imp.runtime.v1.SetNetworkResponse
-	6,  // 63: imp.runtime.v1.Runtime.ForgetNetwork:output_type -> imp.runtime.v1.ForgetNetworkResponse
-	8,  // 64: imp.runtime.v1.Runtime.Networks:output_type -> imp.runtime.v1.NetworksResponse
-	22, // 65: imp.runtime.v1.Runtime.Console:output_type -> imp.runtime.v1.ConsoleResponse
-	57, // [57:66] is the sub-list for method output_type
-	48, // [48:57] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	2,  // 0: imp.runtime.v1.AuditResponse.findings:type_name -> imp.runtime.v1.Finding
+	49, // 1: imp.runtime.v1.Finding.since:type_name -> google.protobuf.Timestamp
+	5,  // 2: imp.runtime.v1.TrashResponse.disks:type_name -> imp.runtime.v1.Discarded
+	49, // 3: imp.runtime.v1.Discarded.discarded_at:type_name -> google.protobuf.Timestamp
+	49, // 4: imp.runtime.v1.Discarded.expires_at:type_name -> google.protobuf.Timestamp
+	20, // 5: imp.runtime.v1.InfoResponse.image_cache:type_name -> imp.runtime.v1.ImageCache
+	10, // 6: imp.runtime.v1.InfoResponse.network:type_name -> imp.runtime.v1.NetworkHost
+	17, // 7: imp.runtime.v1.SetNetworkRequest.network:type_name -> imp.runtime.v1.Network
+	19, // 8: imp.runtime.v1.NetworksResponse.networks:type_name -> imp.runtime.v1.NetworkStatus
+	18, // 9: imp.runtime.v1.Network.peers:type_name -> imp.runtime.v1.Peer
+	31, // 10: imp.runtime.v1.EnsureRequest.spec:type_name -> imp.runtime.v1.Spec
+	41, // 11: imp.runtime.v1.EnsureResponse.status:type_name -> imp.runtime.v1.Status
+	50, // 12: imp.runtime.v1.RemoveRequest.grace:type_name -> google.protobuf.Duration
+	41, // 13: imp.runtime.v1.RemoveResponse.status:type_name -> imp.runtime.v1.Status
+	41, // 14: imp.runtime.v1.ListResponse.statuses:type_name -> imp.runtime.v1.Status
+	41, // 15: imp.runtime.v1.WatchResponse.status:type_name -> imp.runtime.v1.Status
+	33, // 16: imp.runtime.v1.Spec.image:type_name -> imp.runtime.v1.Image
+	35, // 17: imp.runtime.v1.Spec.workload:type_name -> imp.runtime.v1.Workload
+	37, // 18: imp.runtime.v1.Spec.interfaces:type_name -> imp.runtime.v1.Interface
+	38, // 19: imp.runtime.v1.Spec.probe:type_name -> imp.runtime.v1.Probe
+	50, // 20: imp.runtime.v1.Spec.grace:type_name -> google.protobuf.Duration
+	49, // 21: imp.runtime.v1.Spec.deadline:type_name -> google.protobuf.Timestamp
+	39, // 22: imp.runtime.v1.Spec.restart:type_name -> imp.runtime.v1.RestartPolicy
+	40, // 23: imp.runtime.v1.Spec.history:type_name -> imp.runtime.v1.RestartHistory
+	32, // 24: imp.runtime.v1.Spec.halt:type_name -> imp.runtime.v1.Halt
+	34, // 25: imp.runtime.v1.Image.credentials:type_name -> imp.runtime.v1.Credential
+	36, // 26: imp.runtime.v1.Workload.env:type_name -> imp.runtime.v1.EnvVar
+	50, // 27: imp.runtime.v1.Probe.period:type_name -> google.protobuf.Duration
+	50, // 28: imp.runtime.v1.Probe.timeout:type_name -> google.protobuf.Duration
+	50, // 29: imp.runtime.v1.RestartPolicy.initial_delay:type_name -> google.protobuf.Duration
+	50, // 30: imp.runtime.v1.RestartPolicy.max_delay:type_name -> google.protobuf.Duration
+	50, // 31: imp.runtime.v1.RestartPolicy.cool_down:type_name -> google.protobuf.Duration
+	49, // 32: imp.runtime.v1.RestartHistory.last_failure_at:type_name -> google.protobuf.Timestamp
+	49, // 33: imp.runtime.v1.RestartHistory.next_try_at:type_name -> google.protobuf.Timestamp
+	49, // 34: imp.runtime.v1.RestartHistory.exhausted_at:type_name -> google.protobuf.Timestamp
+	43, // 35: imp.runtime.v1.Status.disk:type_name -> imp.runtime.v1.Check
+	43, // 36: imp.runtime.v1.Status.network:type_name -> imp.runtime.v1.Check
+	43, // 37: imp.runtime.v1.Status.started:type_name -> imp.runtime.v1.Check
+	43, // 38: imp.runtime.v1.Status.guest_ready:type_name -> imp.runtime.v1.Check
+	44, // 39: imp.runtime.v1.Status.final:type_name -> imp.runtime.v1.Exit
+	44, // 40: imp.runtime.v1.Status.last_exit:type_name -> imp.runtime.v1.Exit
+	40, // 41: imp.runtime.v1.Status.history:type_name -> imp.runtime.v1.RestartHistory
+	49, // 42: imp.runtime.v1.Status.started_at:type_name -> google.protobuf.Timestamp
+	49, // 43: imp.runtime.v1.Status.finished_at:type_name -> google.protobuf.Timestamp
+	45, // 44: imp.runtime.v1.Status.timings:type_name -> imp.runtime.v1.Timings
+	46, // 45: imp.runtime.v1.Status.counters:type_name -> imp.runtime.v1.Counters
+	42, // 46: imp.runtime.v1.Status.last_failure:type_name -> imp.runtime.v1.Failure
+	49, // 47: imp.runtime.v1.Failure.at:type_name -> google.protobuf.Timestamp
+	49, // 48: imp.runtime.v1.Check.since:type_name -> google.protobuf.Timestamp
+	49, // 49: imp.runtime.v1.Exit.at:type_name -> google.protobuf.Timestamp
+	50, // 50: imp.runtime.v1.Timings.pull:type_name -> google.protobuf.Duration
+	50, // 51: imp.runtime.v1.Timings.disk:type_name -> google.protobuf.Duration
+	50, // 52: imp.runtime.v1.Timings.network:type_name -> google.protobuf.Duration
+	50, // 53: imp.runtime.v1.Timings.vmm:type_name -> google.protobuf.Duration
+	50, // 54: imp.runtime.v1.Timings.kernel:type_name -> google.protobuf.Duration
+	50, // 55: imp.runtime.v1.Timings.guest:type_name -> google.protobuf.Duration
+	50, // 56: imp.runtime.v1.Timings.workload:type_name -> google.protobuf.Duration
+	48, // 57: imp.runtime.v1.Counters.ends:type_name -> imp.runtime.v1.Counters.EndsEntry
+	8,  // 58: imp.runtime.v1.Runtime.Info:input_type -> imp.runtime.v1.InfoRequest
+	21, // 59: imp.runtime.v1.Runtime.Ensure:input_type -> imp.runtime.v1.EnsureRequest
+	23, // 60: imp.runtime.v1.Runtime.Remove:input_type -> imp.runtime.v1.RemoveRequest
+	25, // 61: imp.runtime.v1.Runtime.List:input_type -> imp.runtime.v1.ListRequest
+	27, // 62: imp.runtime.v1.Runtime.Watch:input_type -> imp.runtime.v1.WatchRequest
+	11, // 63: imp.runtime.v1.Runtime.SetNetwork:input_type -> imp.runtime.v1.SetNetworkRequest
+	13, // 64: imp.runtime.v1.Runtime.ForgetNetwork:input_type -> imp.runtime.v1.ForgetNetworkRequest
+	15, // 65: imp.runtime.v1.Runtime.Networks:input_type -> imp.runtime.v1.NetworksRequest
+	29, // 66: imp.runtime.v1.Runtime.Console:input_type -> imp.runtime.v1.ConsoleRequest
+	0,  // 67: imp.runtime.v1.Keeper.Audit:input_type -> imp.runtime.v1.AuditRequest
+	3,  // 68: imp.runtime.v1.Keeper.Trash:input_type -> imp.runtime.v1.TrashRequest
+	6,  // 69: imp.runtime.v1.Keeper.Restore:input_type -> imp.runtime.v1.RestoreRequest
+	9,  // 70: imp.runtime.v1.Runtime.Info:output_type -> imp.runtime.v1.InfoResponse
+	22, // 71: imp.runtime.v1.Runtime.Ensure:output_type -> imp.runtime.v1.EnsureResponse
+	24, // 72: imp.runtime.v1.Runtime.Remove:output_type -> imp.runtime.v1.RemoveResponse
+	26, // 73: imp.runtime.v1.Runtime.List:output_type -> imp.runtime.v1.ListResponse
+	28, // 74: imp.runtime.v1.Runtime.Watch:output_type -> imp.runtime.v1.WatchResponse
+	12, // 75: imp.runtime.v1.Runtime.SetNetwork:output_type -> imp.runtime.v1.SetNetworkResponse
+	14, // 76: imp.runtime.v1.Runtime.ForgetNetwork:output_type -> imp.runtime.v1.ForgetNetworkResponse
+	16, // 77: imp.runtime.v1.Runtime.Networks:output_type -> imp.runtime.v1.NetworksResponse
+	30, // 78: imp.runtime.v1.Runtime.Console:output_type -> imp.runtime.v1.ConsoleResponse
+	1,  // 79: imp.runtime.v1.Keeper.Audit:output_type -> imp.runtime.v1.AuditResponse
+	4,  // 80: imp.runtime.v1.Keeper.Trash:output_type -> imp.runtime.v1.TrashResponse
+	7,  // 81: imp.runtime.v1.Keeper.Restore:output_type -> imp.runtime.v1.RestoreResponse
+	70, // [70:82] is the sub-list for method output_type
+	58, // [58:70] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_api_runtime_v1_runtime_proto_init() }
@@ -3151,18 +3938,19 @@ func file_api_runtime_v1_runtime_proto_init() {
 	if File_api_runtime_v1_runtime_proto != nil {
 		return
 	}
-	file_api_runtime_v1_runtime_proto_msgTypes[30].OneofWrappers = []any{}
-	file_api_runtime_v1_runtime_proto_msgTypes[33].OneofWrappers = []any{}
-	file_api_runtime_v1_runtime_proto_msgTypes[34].OneofWrappers = []any{}
+	file_api_runtime_v1_runtime_proto_msgTypes[39].OneofWrappers = []any{}
+	file_api_runtime_v1_runtime_proto_msgTypes[42].OneofWrappers = []any{}
+	file_api_runtime_v1_runtime_proto_msgTypes[43].OneofWrappers = []any{}
+	file_api_runtime_v1_runtime_proto_msgTypes[44].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_runtime_v1_runtime_proto_rawDesc), len(file_api_runtime_v1_runtime_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   49,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_api_runtime_v1_runtime_proto_goTypes,
 		DependencyIndexes: file_api_runtime_v1_runtime_proto_depIdxs,

@@ -454,3 +454,191 @@ var Runtime_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "api/runtime/v1/runtime.proto",
 }
+
+const (
+	Keeper_Audit_FullMethodName   = "/imp.runtime.v1.Keeper/Audit"
+	Keeper_Trash_FullMethodName   = "/imp.runtime.v1.Keeper/Trash"
+	Keeper_Restore_FullMethodName = "/imp.runtime.v1.Keeper/Restore"
+)
+
+// KeeperClient is the client API for Keeper service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Keeper is for an administrator of the node: its peers must be root.
+type KeeperClient interface {
+	// Audit compares the node with the records, and repairs.
+	Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error)
+	// Trash lists the disks that can be given back.
+	Trash(ctx context.Context, in *TrashRequest, opts ...grpc.CallOption) (*TrashResponse, error)
+	// Restore gives a disk of the trash to a VM.
+	Restore(ctx context.Context, in *RestoreRequest, opts ...grpc.CallOption) (*RestoreResponse, error)
+}
+
+type keeperClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewKeeperClient(cc grpc.ClientConnInterface) KeeperClient {
+	return &keeperClient{cc}
+}
+
+func (c *keeperClient) Audit(ctx context.Context, in *AuditRequest, opts ...grpc.CallOption) (*AuditResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AuditResponse)
+	err := c.cc.Invoke(ctx, Keeper_Audit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *keeperClient) Trash(ctx context.Context, in *TrashRequest, opts ...grpc.CallOption) (*TrashResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TrashResponse)
+	err := c.cc.Invoke(ctx, Keeper_Trash_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *keeperClient) Restore(ctx context.Context, in *RestoreRequest, opts ...grpc.CallOption) (*RestoreResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestoreResponse)
+	err := c.cc.Invoke(ctx, Keeper_Restore_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// KeeperServer is the server API for Keeper service.
+// All implementations must embed UnimplementedKeeperServer
+// for forward compatibility.
+//
+// Keeper is for an administrator of the node: its peers must be root.
+type KeeperServer interface {
+	// Audit compares the node with the records, and repairs.
+	Audit(context.Context, *AuditRequest) (*AuditResponse, error)
+	// Trash lists the disks that can be given back.
+	Trash(context.Context, *TrashRequest) (*TrashResponse, error)
+	// Restore gives a disk of the trash to a VM.
+	Restore(context.Context, *RestoreRequest) (*RestoreResponse, error)
+	mustEmbedUnimplementedKeeperServer()
+}
+
+// UnimplementedKeeperServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedKeeperServer struct{}
+
+func (UnimplementedKeeperServer) Audit(context.Context, *AuditRequest) (*AuditResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Audit not implemented")
+}
+func (UnimplementedKeeperServer) Trash(context.Context, *TrashRequest) (*TrashResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Trash not implemented")
+}
+func (UnimplementedKeeperServer) Restore(context.Context, *RestoreRequest) (*RestoreResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Restore not implemented")
+}
+func (UnimplementedKeeperServer) mustEmbedUnimplementedKeeperServer() {}
+func (UnimplementedKeeperServer) testEmbeddedByValue()                {}
+
+// UnsafeKeeperServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to KeeperServer will
+// result in compilation errors.
+type UnsafeKeeperServer interface {
+	mustEmbedUnimplementedKeeperServer()
+}
+
+func RegisterKeeperServer(s grpc.ServiceRegistrar, srv KeeperServer) {
+	// If the following call panics, it indicates UnimplementedKeeperServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Keeper_ServiceDesc, srv)
+}
+
+func _Keeper_Audit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AuditRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KeeperServer).Audit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Keeper_Audit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KeeperServer).Audit(ctx, req.(*AuditRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Keeper_Trash_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TrashRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KeeperServer).Trash(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Keeper_Trash_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KeeperServer).Trash(ctx, req.(*TrashRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Keeper_Restore_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestoreRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KeeperServer).Restore(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Keeper_Restore_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KeeperServer).Restore(ctx, req.(*RestoreRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Keeper_ServiceDesc is the grpc.ServiceDesc for Keeper service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Keeper_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "imp.runtime.v1.Keeper",
+	HandlerType: (*KeeperServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "Audit",
+			Handler:    _Keeper_Audit_Handler,
+		},
+		{
+			MethodName: "Trash",
+			Handler:    _Keeper_Trash_Handler,
+		},
+		{
+			MethodName: "Restore",
+			Handler:    _Keeper_Restore_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "api/runtime/v1/runtime.proto",
+}

@@ -293,7 +293,7 @@ func TestBody(t *testing.T) {
 
 // A field that is added to ImpVMStatus must be somebody's: the operator's, listed here, or the agent's, listed in replaceOwned.
 func TestEveryStatusFieldHasAWriter(t *testing.T) {
-	operators := []string{"Phase", "Conditions", "NodeName", "Assignment", "PlacedAt", "Release", "Resources", "IP", "Addresses"}
+	operators := []string{"Phase", "Conditions", "NodeName", "Assignment", "PlacedAt", "Release", "Hold", "Resources", "IP", "Addresses"}
 	full := reflect.New(reflect.TypeFor[v1alpha1.ImpVMStatus]()).Elem()
 	for i := range full.NumField() {
 		fill(full.Field(i))

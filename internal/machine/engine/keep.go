@@ -3,7 +3,6 @@ package engine
 import (
 	"reflect"
 	"slices"
-	"time"
 
 	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/image"
@@ -122,7 +121,7 @@ func (w *worker) ensure(spec machine.Spec, fits func() error) (machine.Status, e
 		w.observed, w.guestExit, w.step = plan.Unknown, nil, plan.Step{}
 	} else {
 		if next.Removal == nil {
-			next.OrderRemoval(spec.Grace, now)
+			next.OrderRemoval(machine.Removal{Grace: spec.Grace}, now)
 		}
 		next.Successor = &spec
 	}
@@ -198,7 +197,7 @@ func empty[T any](s []T) []T {
 }
 
 // remove is Engine.Remove for a VM that is known.
-func (w *worker) remove(assignment int64, grace time.Duration) (machine.Status, error) {
+func (w *worker) remove(assignment int64, how machine.Removal) (machine.Status, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	next := w.record.Clone()
@@ -214,8 +213,8 @@ func (w *worker) remove(assignment int64, grace time.Duration) (machine.Status, 
 	next.Spec.Assignment = assignment
 	if next.RemovedAt == nil {
 		before := w.record.Removal
-		next.OrderRemoval(grace, w.engine.clock.Now())
-		changed = changed || before == nil || before.Grace != next.Removal.Grace
+		next.OrderRemoval(how, w.engine.clock.Now())
+		changed = changed || before == nil || *before != *next.Removal
 	}
 	if !changed {
 		return w.statusLocked(), nil
@@ -223,7 +222,7 @@ func (w *worker) remove(assignment int64, grace time.Duration) (machine.Status, 
 	if err := w.commitLocked(next); err != nil {
 		return machine.Status{}, err
 	}
-	w.log.Info("VM ordered to be removed", "assignment", assignment, "grace", grace)
+	w.log.Info("VM ordered to be removed", "assignment", assignment, "grace", how.Grace, "keepDisk", how.KeepDisk)
 	w.abortLocked()
 	return w.statusLocked(), nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"imp.dev/imp/internal/console"
 	"imp.dev/imp/internal/fault"
@@ -104,23 +103,23 @@ func (e *Engine) fits(spec machine.Spec) error {
 }
 
 // Remove implements machine.Service.
-func (e *Engine) Remove(ctx context.Context, ref machine.Ref, grace time.Duration) (machine.Status, error) {
+func (e *Engine) Remove(ctx context.Context, ref machine.Ref, how machine.Removal) (machine.Status, error) {
 	if err := machine.ValidateRef(ref); err != nil {
 		return machine.Status{}, err
 	}
-	grace = max(grace, 0)
+	how.Grace = max(how.Grace, 0)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return machine.Status{}, errClosed()
 	}
 	if w := e.workers[ref.ID]; w != nil {
-		return w.remove(ref.Assignment, grace)
+		return w.remove(ref.Assignment, how)
 	}
 	now := e.clock.Now()
 	r := plan.New(machine.Spec{ID: ref.ID, Assignment: ref.Assignment}, now)
 	r.Revision = revisionStep
-	r.OrderRemoval(grace, now)
+	r.OrderRemoval(how, now)
 	if _, ok := e.unreadable[ref.ID]; ok {
 		// Nothing is known of it: whatever it may have is cleared away as if all of it were there.
 		r.Boot, r.Image, r.NetworkUsed = &plan.Boot{}, &plan.Image{}, true

@@ -172,7 +172,7 @@ func ensure(t *testing.T, h *Harness, s machine.Spec) machine.Status {
 
 func remove(t *testing.T, h *Harness, s machine.Spec, grace time.Duration) machine.Status {
 	t.Helper()
-	st, err := h.Service.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: s.Assignment}, grace)
+	st, err := h.Service.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: s.Assignment}, machine.Removal{Grace: grace})
 	if err != nil {
 		t.Fatalf("removing %s: %v", s.ID, err)
 	}

@@ -95,7 +95,7 @@ func staleAssignment(t *testing.T, h *Harness) {
 	old.Assignment = 4
 	_, err := h.Service.Ensure(t.Context(), old)
 	wantFault(t, err, fault.StaleAssignment)
-	_, err = h.Service.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: 4}, 0)
+	_, err = h.Service.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: 4}, machine.Removal{})
 	wantFault(t, err, fault.StaleAssignment)
 	remove(t, h, s, 0)
 	_, err = h.Service.Ensure(t.Context(), s)

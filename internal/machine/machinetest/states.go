@@ -247,7 +247,7 @@ func churn(t *testing.T, h *Harness) {
 			pause := time.NewTimer(time.Duration(random.IntN(1500)) * time.Millisecond)
 			<-pause.C
 			order(func() error {
-				_, err := h.Service.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: 1}, time.Duration(random.IntN(300))*time.Millisecond)
+				_, err := h.Service.Remove(t.Context(), machine.Ref{ID: s.ID, Assignment: 1}, machine.Removal{Grace: time.Duration(random.IntN(300)) * time.Millisecond})
 				return err
 			})
 		}()

@@ -57,7 +57,7 @@ func startSent(v *View) {
 }
 
 func running(v *View)    { startSent(v); v.Record.StartAccepted(noon) }
-func removed(v *View)    { v.Record.OrderRemoval(30*time.Second, noon) }
+func removed(v *View)    { v.Record.OrderRemoval(machine.Removal{Grace: 30 * time.Second}, noon) }
 func unlooked(v *View)   { v.Observed.VMM = Unknown }
 func machineOff(v *View) { v.Observed.VMM = Over }
 func later(d time.Duration) func(*View) {
@@ -104,7 +104,7 @@ func TestNext(t *testing.T) {
 		"an acknowledged guest that stays is destroyed":               {view(running, concluded(machine.Succeeded), func(v *View) { v.Record.Acknowledged(noon) }, later(11*time.Second)), DestroyVMM},
 		"a machine that went off is cleared away":                     {view(running, concluded(machine.Succeeded), machineOff), DestroyVMM},
 		"a running VM that is to be removed is asked to stop":         {view(running, removed), Stop},
-		"a VM without grace is not asked":                             {view(running, func(v *View) { v.Record.OrderRemoval(0, noon) }), CollectVerdict},
+		"a VM without grace is not asked":                             {view(running, func(v *View) { v.Record.OrderRemoval(machine.Removal{}, noon) }), CollectVerdict},
 		"a booting VM that is to be removed is not asked":             {view(launched, removed), CollectVerdict},
 		"a shorter grace is told to the guest":                        {view(running, removed, func(v *View) { v.Record.Stopping(time.Hour, machine.Stopped, noon) }), Stop},
 		"a stopping guest has its grace and a moment":                 {view(running, removed, func(v *View) { v.Record.Stopping(30*time.Second, machine.Stopped, noon) }, later(39*time.Second)), Watch},

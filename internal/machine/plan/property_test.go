@@ -311,7 +311,7 @@ func (w *world) order() {
 	r := &w.record
 	switch w.dice.IntN(40) {
 	case 0:
-		r.OrderRemoval(time.Duration(w.dice.IntN(60))*time.Second, w.now)
+		r.OrderRemoval(machine.Removal{Grace: time.Duration(w.dice.IntN(60)) * time.Second}, w.now)
 	case 1:
 		if r.Spec.Lifecycle == machine.Persistent {
 			next := r.Spec
@@ -326,7 +326,7 @@ func (w *world) order() {
 			next.Lifecycle = machine.Persistent
 			r.Successor = &next
 			if r.Removal == nil {
-				r.OrderRemoval(0, w.now)
+				r.OrderRemoval(machine.Removal{}, w.now)
 			}
 		}
 	default:
@@ -357,7 +357,7 @@ func history(t *rapid.T, spec machine.Spec, dice *rand.Rand) {
 	}
 	w.calm = true
 	w.record.Successor = nil
-	w.record.OrderRemoval(0, w.now)
+	w.record.OrderRemoval(machine.Removal{}, w.now)
 	w.saved = w.record.Clone()
 	for n := 0; w.record.RemovedAt == nil; n++ {
 		if n > 60 {

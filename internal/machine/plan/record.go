@@ -74,6 +74,8 @@ type Record struct {
 type Removal struct {
 	At    time.Time     `json:"at"`
 	Grace time.Duration `json:"grace"`
+	// KeepDisk moves the private disk into the trash instead of removing it.
+	KeepDisk bool `json:"keepDisk,omitempty"`
 }
 
 // Image is the base this VM holds a link to.

@@ -45,13 +45,14 @@ func (r *Record) Update(spec machine.Spec, same bool) bool {
 	return !same
 }
 
-// OrderRemoval notes the order to remove; a repeat can only shorten the grace.
-func (r *Record) OrderRemoval(grace time.Duration, now time.Time) {
+// OrderRemoval notes the order to remove; a repeat can only shorten the grace, and a disk that is to be kept once is kept.
+func (r *Record) OrderRemoval(how machine.Removal, now time.Time) {
 	if r.Removal == nil {
-		r.Removal, r.Retry = &Removal{At: now, Grace: grace}, nil
+		r.Removal, r.Retry = &Removal{At: now, Grace: how.Grace, KeepDisk: how.KeepDisk}, nil
 		return
 	}
-	r.Removal.Grace = min(r.Removal.Grace, grace)
+	r.Removal.Grace = min(r.Removal.Grace, how.Grace)
+	r.Removal.KeepDisk = r.Removal.KeepDisk || how.KeepDisk
 }
 
 // ImageReady notes the base and that the VM holds a link to it.

@@ -66,8 +66,8 @@ func (c *Client) Ensure(ctx context.Context, spec machine.Spec) (machine.Status,
 }
 
 // Remove implements machine.Service.
-func (c *Client) Remove(ctx context.Context, ref machine.Ref, grace time.Duration) (machine.Status, error) {
-	r, err := c.client.Remove(ctx, &runtimev1.RemoveRequest{Id: ref.ID, Assignment: ref.Assignment, Grace: duration(grace)})
+func (c *Client) Remove(ctx context.Context, ref machine.Ref, how machine.Removal) (machine.Status, error) {
+	r, err := c.client.Remove(ctx, &runtimev1.RemoveRequest{Id: ref.ID, Assignment: ref.Assignment, Grace: duration(how.Grace), KeepDisk: how.KeepDisk})
 	if err != nil {
 		return machine.Status{}, errorFromWire("ordering removal", err)
 	}

@@ -47,7 +47,7 @@ func (s *server) Ensure(ctx context.Context, r *runtimev1.EnsureRequest) (*runti
 }
 
 func (s *server) Remove(ctx context.Context, r *runtimev1.RemoveRequest) (*runtimev1.RemoveResponse, error) {
-	st, err := s.service.Remove(ctx, machine.Ref{ID: r.GetId(), Assignment: r.GetAssignment()}, r.GetGrace().AsDuration())
+	st, err := s.service.Remove(ctx, machine.Ref{ID: r.GetId(), Assignment: r.GetAssignment()}, machine.Removal{Grace: r.GetGrace().AsDuration(), KeepDisk: r.GetKeepDisk()})
 	if err != nil {
 		return nil, errorToWire(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	runtimev1 "imp.dev/imp/api/runtime/v1"
+	"imp.dev/imp/internal/fault"
 	"imp.dev/imp/internal/image"
 	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/network"
@@ -19,6 +20,7 @@ func specToWire(s machine.Spec) *runtimev1.Spec {
 		Lifecycle: string(s.Lifecycle), Image: imageToWire(s.Image), Vcpu: int64(s.VCPU), MemoryMib: s.MemoryMiB, DiskGib: s.DiskGiB,
 		Workload: workloadToWire(s.Workload), Interfaces: mapSlice(s.Interfaces, interfaceToWire), Probe: probeToWire(s.Probe),
 		Grace: duration(s.Grace), Deadline: timestamp(s.Deadline), Restart: policyToWire(s.Restart), History: historyToWire(s.History), Script: s.Script,
+		Reset_: s.Reset, Halt: haltToWire(s.Halt), Cluster: s.Cluster,
 	}
 }
 
@@ -29,6 +31,7 @@ func specFromWire(s *runtimev1.Spec) machine.Spec {
 		DiskGiB: s.GetDiskGib(), Workload: workloadFromWire(s.GetWorkload()), Interfaces: mapSlice(s.GetInterfaces(), interfaceFromWire),
 		Probe: probeFromWire(s.GetProbe()), Grace: s.GetGrace().AsDuration(), Deadline: instant(s.GetDeadline()),
 		Restart: policyFromWire(s.GetRestart()), History: historyFromWire(s.GetHistory()), Script: s.GetScript(),
+		Reset: s.GetReset_(), Halt: haltFromWire(s.GetHalt()), Cluster: s.GetCluster(),
 	}
 }
 
@@ -109,28 +112,48 @@ func probeFromWire(p *runtimev1.Probe) *machine.Probe {
 }
 
 func policyToWire(p restart.Policy) *runtimev1.RestartPolicy {
-	return &runtimev1.RestartPolicy{MaxRetries: p.MaxRetries, InitialDelay: duration(p.InitialDelay), MaxDelay: duration(p.MaxDelay)}
+	return &runtimev1.RestartPolicy{
+		MaxRetries: p.MaxRetries, InitialDelay: duration(p.InitialDelay), MaxDelay: duration(p.MaxDelay),
+		Mode: string(p.Mode), OnExhaustion: string(p.OnExhaustion), CoolDown: duration(p.CoolDown),
+	}
 }
 
 func policyFromWire(p *runtimev1.RestartPolicy) restart.Policy {
 	if p == nil {
 		return restart.Policy{}
 	}
-	return restart.Policy{MaxRetries: p.MaxRetries, InitialDelay: p.GetInitialDelay().AsDuration(), MaxDelay: p.GetMaxDelay().AsDuration()}
+	return restart.Policy{
+		MaxRetries: p.MaxRetries, InitialDelay: p.GetInitialDelay().AsDuration(), MaxDelay: p.GetMaxDelay().AsDuration(),
+		Mode: restart.Mode(p.GetMode()), OnExhaustion: restart.OnExhaustion(p.GetOnExhaustion()), CoolDown: p.GetCoolDown().AsDuration(),
+	}
 }
 
 func historyToWire(h restart.History) *runtimev1.RestartHistory {
 	return &runtimev1.RestartHistory{
 		Attempts: h.Attempts, StartFailures: h.StartFailures, LastFailureAt: timestamp(h.LastFailureAt),
-		NextTryAt: timestamp(h.NextTryAt), ExhaustedAt: timestamp(h.ExhaustedAt),
+		NextTryAt: timestamp(h.NextTryAt), ExhaustedAt: timestamp(h.ExhaustedAt), Elsewhere: h.Elsewhere, Reset_: h.Reset,
 	}
 }
 
 func historyFromWire(h *runtimev1.RestartHistory) restart.History {
 	return restart.History{
 		Attempts: h.GetAttempts(), StartFailures: h.GetStartFailures(), LastFailureAt: instant(h.GetLastFailureAt()),
-		NextTryAt: instant(h.GetNextTryAt()), ExhaustedAt: instant(h.GetExhaustedAt()),
+		NextTryAt: instant(h.GetNextTryAt()), ExhaustedAt: instant(h.GetExhaustedAt()), Elsewhere: h.GetElsewhere(), Reset: h.GetReset_(),
 	}
+}
+
+func haltToWire(h *machine.Halt) *runtimev1.Halt {
+	if h == nil {
+		return nil
+	}
+	return &runtimev1.Halt{Reason: string(h.Reason), Message: []byte(h.Message)}
+}
+
+func haltFromWire(h *runtimev1.Halt) *machine.Halt {
+	if h == nil {
+		return nil
+	}
+	return &machine.Halt{Reason: fault.Reason(h.GetReason()), Message: string(h.GetMessage())}
 }
 
 func toBytes(s string) []byte  { return []byte(s) }

@@ -15,14 +15,11 @@ func statusToWire(s machine.Status) *runtimev1.Status {
 		Final: exitToWire(s.Final), LastExit: exitToWire(s.LastExit), History: historyToWire(s.History),
 		StartedAt: timestamp(s.StartedAt), FinishedAt: timestamp(s.FinishedAt), ImageDigest: s.ImageDigest, DiskGeneration: s.DiskGeneration,
 		Timings: timingsToWire(s.Timings), Progress: []byte(s.Progress),
-		Counters: &runtimev1.Counters{
-			Starts: s.Counters.Starts, Exits: s.Counters.Exits, Restarts: s.Counters.Restarts, Adopted: s.Counters.Adopted, Retries: s.Counters.Retries,
-		},
+		Counters: countersToWire(s.Counters), LastFailure: failureToWire(s.LastFailure), Cluster: s.Cluster,
 	}
 }
 
 func statusFromWire(s *runtimev1.Status) machine.Status {
-	c := s.GetCounters()
 	return machine.Status{
 		ID: s.GetId(), Namespace: s.GetNamespace(), Name: s.GetName(), Assignment: s.GetAssignment(), Revision: s.GetRevision(),
 		Generation: s.GetGeneration(), State: machine.State(s.GetState()), Incarnation: s.GetIncarnation(), Run: s.GetRun(),
@@ -31,9 +28,50 @@ func statusFromWire(s *runtimev1.Status) machine.Status {
 		Final: exitFromWire(s.GetFinal()), LastExit: exitFromWire(s.GetLastExit()), History: historyFromWire(s.GetHistory()),
 		StartedAt: instant(s.GetStartedAt()), FinishedAt: instant(s.GetFinishedAt()), ImageDigest: s.GetImageDigest(), DiskGeneration: s.GetDiskGeneration(),
 		Timings: timingsFromWire(s.GetTimings()), Progress: string(s.GetProgress()),
-		Counters: machine.Counters{
-			Starts: c.GetStarts(), Exits: c.GetExits(), Restarts: c.GetRestarts(), Adopted: c.GetAdopted(), Retries: c.GetRetries(),
-		},
+		Counters: countersFromWire(s.GetCounters()), LastFailure: failureFromWire(s.GetLastFailure()), Cluster: s.GetCluster(),
+	}
+}
+
+func countersToWire(c machine.Counters) *runtimev1.Counters {
+	w := &runtimev1.Counters{Starts: c.Starts, Exits: c.Exits, Restarts: c.Restarts, Adopted: c.Adopted, Retries: c.Retries, Silent: c.Silent}
+	for verdict, n := range c.Ends {
+		if w.Ends == nil {
+			w.Ends = map[string]int64{}
+		}
+		w.Ends[string(verdict)] = n
+	}
+	return w
+}
+
+func countersFromWire(w *runtimev1.Counters) machine.Counters {
+	c := machine.Counters{
+		Starts: w.GetStarts(), Exits: w.GetExits(), Restarts: w.GetRestarts(), Adopted: w.GetAdopted(), Retries: w.GetRetries(), Silent: w.GetSilent(),
+	}
+	for verdict, n := range w.GetEnds() {
+		if c.Ends == nil {
+			c.Ends = map[machine.Verdict]int64{}
+		}
+		c.Ends[machine.Verdict(verdict)] = n
+	}
+	return c
+}
+
+func failureToWire(f *machine.Failure) *runtimev1.Failure {
+	if f == nil {
+		return nil
+	}
+	return &runtimev1.Failure{
+		Reason: string(f.Reason), Message: []byte(f.Message), At: timestampValue(f.At), Incarnation: f.Incarnation, Code: f.Code, ConsoleTail: f.ConsoleTail,
+	}
+}
+
+func failureFromWire(f *runtimev1.Failure) *machine.Failure {
+	if f == nil {
+		return nil
+	}
+	return &machine.Failure{
+		Reason: fault.Reason(f.GetReason()), Message: string(f.GetMessage()), At: instantValue(f.GetAt()), Incarnation: f.GetIncarnation(), Code: f.Code,
+		ConsoleTail: f.GetConsoleTail(),
 	}
 }
 

@@ -2,7 +2,7 @@
 // what a manager owned and no longer sends; so each apply holds the complete set of its manager, and this is the one place where
 // the sets are written down.
 //
-//	imp-place      nodeName assignment placedAt release resources ip addresses, Scheduled;  Ready and phase while the operator speaks
+//	imp-place      nodeName assignment placedAt release hold resources ip addresses, Scheduled;  Ready and phase while the operator speaks
 //	imp-reachable  NodeReachable, Finished of a lost node;                                  Ready and phase in each of its writes
 //	imp-network    all of an ImpNetwork's status
 //
@@ -32,7 +32,7 @@ import (
 func Place(vm *v1alpha1.ImpVM, speaks bool) (map[string]any, error) {
 	owned := v1alpha1.ImpVMStatus{
 		NodeName: vm.Status.NodeName, Assignment: vm.Status.Assignment, PlacedAt: vm.Status.PlacedAt,
-		Release: vm.Status.Release, Resources: vm.Status.Resources,
+		Release: vm.Status.Release, Hold: vm.Status.Hold, Resources: vm.Status.Resources,
 		IP: vm.Status.IP, Addresses: vm.Status.Addresses,
 	}
 	conditions := []string{v1alpha1.ConditionScheduled}
