@@ -22,13 +22,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// TempPrefix is how the name of a file begins that WriteFile has not finished.
+const TempPrefix = ".new-"
+
 const (
-	suffix     = ".json"
-	aside      = ".aside"
-	tempPrefix = ".new-"
-	lockName   = "lock"
-	idName     = "instance"
-	folder     = "records"
+	suffix   = ".json"
+	aside    = ".aside"
+	lockName = "lock"
+	idName   = "instance"
+	folder   = "records"
 )
 
 // ErrHeld says that another process holds the state directory.
@@ -117,7 +119,7 @@ func (s *Store[T]) Load() (Loaded[T], error) {
 	for _, e := range entries {
 		name := e.Name()
 		switch {
-		case strings.HasPrefix(name, tempPrefix):
+		case strings.HasPrefix(name, TempPrefix):
 			if err := os.Remove(filepath.Join(s.dir, name)); err != nil {
 				return out, fmt.Errorf("removing interrupted write: %w", err)
 			}
@@ -202,7 +204,7 @@ func (s *Store[T]) Save(id string, v T) error {
 	if err != nil {
 		return fmt.Errorf("encoding record: %w", err)
 	}
-	if err := writeFile(s.dir, id+suffix, data); err != nil {
+	if err := WriteFile(s.dir, id+suffix, data); err != nil {
 		return fmt.Errorf("writing record: %w", err)
 	}
 	return nil
@@ -228,7 +230,7 @@ func (s *Store[T]) ForgetAside(id string) error {
 
 func (s *Store[T]) path(id string) string { return filepath.Join(s.dir, id+suffix) }
 
-func (s *Store[T]) sync() error { return syncDir(s.dir) }
+func (s *Store[T]) sync() error { return SyncDir(s.dir) }
 
 // instanceOf reads the instance id, or makes it.
 func instanceOf(stateDir string) (string, error) {
@@ -248,15 +250,16 @@ func instanceOf(stateDir string) (string, error) {
 		return "", fmt.Errorf("making instance id: %w", err)
 	}
 	id := hex.EncodeToString(random)
-	if err := writeFile(stateDir, idName, slices.Concat([]byte(id), []byte("\n"))); err != nil {
+	if err := WriteFile(stateDir, idName, slices.Concat([]byte(id), []byte("\n"))); err != nil {
 		return "", fmt.Errorf("writing instance id: %w", err)
 	}
 	return id, nil
 }
 
-// writeFile replaces dir/name as a whole, durably.
-func writeFile(dir, name string, data []byte) (err error) {
-	f, err := os.CreateTemp(dir, tempPrefix+"*")
+// WriteFile replaces dir/name as a whole, durably: after a crash there is the old file or the new one, and perhaps a file whose name
+// begins with TempPrefix.
+func WriteFile(dir, name string, data []byte) (err error) {
+	f, err := os.CreateTemp(dir, TempPrefix+"*")
 	if err != nil {
 		return err
 	}
@@ -278,10 +281,11 @@ func writeFile(dir, name string, data []byte) (err error) {
 	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
 		return err
 	}
-	return syncDir(dir)
+	return SyncDir(dir)
 }
 
-func syncDir(dir string) error {
+// SyncDir makes what was made, renamed and removed in dir survive a crash of the host.
+func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
 		return fmt.Errorf("opening directory: %w", err)

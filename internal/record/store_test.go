@@ -108,7 +108,7 @@ func TestAnInterruptedWriteLeavesTheOldRecordAndNoLitter(t *testing.T) {
 	if err := s.Save("vm-1", vm{"old"}); err != nil {
 		t.Fatal(err)
 	}
-	litter := filepath.Join(dir, "records", tempPrefix+"123")
+	litter := filepath.Join(dir, "records", TempPrefix+"123")
 	if err := os.WriteFile(litter, []byte(`{"version":1,"id":"vm-1","rec`), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/machine/plan"
 	"imp.dev/imp/internal/vmm"
 )
@@ -61,7 +62,8 @@ func (e *Engine) audit(ctx context.Context) {
 
 // clear removes a directory that no record speaks of. Nobody ordered that: what a user may have written stays in the trash for a while.
 func (e *Engine) clear(id, path string) error {
-	if err := e.discard(filepath.Join(path, filepath.Base(e.paths.private(id))), id, "orphan"); err != nil {
+	unknown := plan.Record{Spec: machine.Spec{ID: id}}
+	if err := e.discard(filepath.Join(path, filepath.Base(e.paths.private(id))), unknown, "no record speaks of its VM"); err != nil {
 		return err
 	}
 	return os.RemoveAll(path)

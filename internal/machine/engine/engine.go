@@ -77,6 +77,7 @@ type Engine struct {
 	clock   clock.WithTicker
 	log     *slog.Logger
 	hub     *hub
+	trash   trash
 	// boots holds a token for every guest that boots; nil is no limit.
 	boots chan struct{}
 
@@ -117,6 +118,7 @@ func New(c Config) (*Engine, error) {
 		config: c, records: c.Records, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{}, networks: map[string]network.Spec{},
 		paths: paths{state: filepath.Join(c.StateDir, "vm"), run: filepath.Join(c.RunDir, "vm"), trash: filepath.Join(c.StateDir, "trash")},
 	}
+	e.trash.dir, e.trash.clock = e.paths.trash, c.Clock
 	if c.MaxBoots > 0 {
 		e.boots = make(chan struct{}, c.MaxBoots)
 	}

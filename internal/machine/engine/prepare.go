@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strconv"
 	"time"
 
 	"imp.dev/imp/internal/fault"
@@ -76,10 +75,13 @@ func progressLine(p image.Progress) string {
 
 func (w *worker) doEnsureDisk(ctx context.Context, _ plan.Step) error {
 	r, path, began := w.recordNow(), w.engine.paths.private(w.id), w.engine.clock.Now()
+	if r.Disk != nil && r.Image != nil && r.Disk.BaseDigest == r.Image.Digest {
+		return nil // it was given back from the trash since this step was decided
+	}
 	if r.Disk != nil {
 		// Nothing a user wrote is thrown away on the word of a spec: it stays in the trash for a while.
 		w.log.Warn("private disk discarded: it belongs to another image", "was", r.Disk.BaseDigest, "now", r.Image.Digest, "kept", trashTime)
-		if err := w.engine.discard(path, w.id, strconv.FormatInt(r.DiskGeneration, 10)); err != nil {
+		if err := w.engine.discard(path, r, fmt.Sprintf("the image changed from %s to %s", r.Disk.BaseDigest, r.Image.Digest)); err != nil {
 			return err
 		}
 		// At once: a disk made below whose record cannot be written is not one to discard in its turn.
