@@ -29,15 +29,19 @@ const (
 	MaxScriptBytes = 64 << 10
 	// MinRestartDelay keeps a hostile policy from a hot loop.
 	MinRestartDelay = 100 * time.Millisecond
-	maxListEntries  = 64
-	maxProbePath    = 2048
-	maxReference    = 1024
+	// maxHaltMessage and maxReset bound, in bytes, what is only shown or compared.
+	maxHaltMessage = 1024
+	maxReset       = 253
+	maxListEntries = 64
+	maxProbePath   = 2048
+	maxReference   = 1024
 )
 
 var (
 	idPattern     = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,62}[a-z0-9])?$`)
 	namePattern   = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 	domainPattern = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?$`)
+	reasonPattern = regexp.MustCompile(`^[A-Z][A-Za-z0-9]{0,63}$`)
 	digestPattern = regexp.MustCompile(`^sha256:[a-f0-9]{64}$`)
 )
 
@@ -45,7 +49,7 @@ var (
 // wall between a hostile agent and the host: the ID becomes part of paths, everything else only sizes and bytes.
 func Validate(s Spec) error {
 	for _, check := range []func(Spec) error{
-		validateIdentity, validateSizes, validateImage, validateWorkload, validateInterfaces, validateProbe, validatePolicy,
+		validateIdentity, validateSizes, validateImage, validateWorkload, validateInterfaces, validateProbe, validatePolicy, validateOrders,
 	} {
 		if err := check(s); err != nil {
 			return fault.Permanent(fault.New(fault.InvalidSpec, "checking spec", err))
@@ -240,6 +244,31 @@ func validatePolicy(s Spec) error {
 		return fmt.Errorf("restartPolicy maxDelay is %s and must not be less than initialDelay %s", p.MaxDelay, p.InitialDelay)
 	case p.MaxRetries != nil && *p.MaxRetries < 0:
 		return fmt.Errorf("restartPolicy maxRetries is %d and must not be negative", *p.MaxRetries)
+	case p.Mode != "" && p.Mode != restart.InPlace && p.Mode != restart.Reschedule:
+		return fmt.Errorf("restartPolicy mode is %q and must be %s or %s", p.Mode, restart.InPlace, restart.Reschedule)
+	case p.OnExhaustion != "" && p.OnExhaustion != restart.Fail && p.OnExhaustion != restart.ManualReset && p.OnExhaustion != restart.CoolDown:
+		return fmt.Errorf("restartPolicy onExhaustion is %q and must be %s, %s or %s", p.OnExhaustion, restart.Fail, restart.ManualReset, restart.CoolDown)
+	case p.CoolDown != 0 && p.CoolDown < MinRestartDelay:
+		return fmt.Errorf("restartPolicy coolDown is %s and must be at least %s", p.CoolDown, MinRestartDelay)
+	}
+	return nil
+}
+
+// validateOrders checks what is asked of the VM beside what it is.
+func validateOrders(s Spec) error {
+	switch h := s.Halt; {
+	case len(s.Reset) > maxReset || !printable(s.Reset):
+		return fmt.Errorf("reset must be at most %d printable characters", maxReset)
+	case s.Cluster != "" && !idPattern.MatchString(s.Cluster):
+		return fmt.Errorf("cluster must match %s", idPattern)
+	case h == nil:
+		return nil
+	case s.Lifecycle != Persistent:
+		return fmt.Errorf("halt is for %s VMs, this one is %s", Persistent, s.Lifecycle)
+	case !reasonPattern.MatchString(string(h.Reason)):
+		return fmt.Errorf("halt reason must match %s", reasonPattern)
+	case len(h.Message) > maxHaltMessage || !printable(h.Message):
+		return fmt.Errorf("halt message must be at most %d printable characters", maxHaltMessage)
 	}
 	return nil
 }

@@ -25,6 +25,12 @@ func TestValidate(t *testing.T) {
 	if err := Validate(valid()); err != nil {
 		t.Fatalf("a good spec is refused: %v", err)
 	}
+	ordered := valid()
+	ordered.Halt, ordered.Reset, ordered.Cluster = &Halt{Reason: "Evacuated", Message: "node n1 is drained"}, "2026-05-01 é", "0b1c-9"
+	ordered.Restart = restart.Policy{Mode: restart.Reschedule, InitialDelay: time.Second, MaxDelay: time.Minute, OnExhaustion: restart.CoolDown, CoolDown: time.Minute}
+	if err := Validate(ordered); err != nil {
+		t.Fatalf("a good spec with orders is refused: %v", err)
+	}
 	many := make([]string, 1000)
 	for i := range many {
 		many[i] = "/d"
@@ -80,6 +86,19 @@ func TestValidate(t *testing.T) {
 		"a probe in a hot loop":                 {func(s *Spec) { s.Probe.Period = time.Microsecond }, "probe period"},
 		"a restart in a hot loop":               {func(s *Spec) { s.Restart.InitialDelay = time.Nanosecond }, "initialDelay"},
 		"a maximum below the beginning":         {func(s *Spec) { s.Restart.MaxDelay = time.Second }, "maxDelay"},
+		"a restart where nobody knows":          {func(s *Spec) { s.Restart.Mode = "somewhere" }, "mode"},
+		"an exhaustion nobody knows":            {func(s *Spec) { s.Restart.OnExhaustion = "panic" }, "onExhaustion"},
+		"a negative cool-down":                  {func(s *Spec) { s.Restart.CoolDown = -time.Hour }, "coolDown"},
+		"a cool-down in a hot loop":             {func(s *Spec) { s.Restart.CoolDown = time.Nanosecond }, "coolDown"},
+		"a reset with a newline":                {func(s *Spec) { s.Reset = "a\nb" }, "reset"},
+		"a reset that is a book":                {func(s *Spec) { s.Reset = strings.Repeat("x", 254) }, "reset"},
+		"a cluster that climbs":                 {func(s *Spec) { s.Cluster = "../x" }, "cluster"},
+		"a halt without a reason":               {func(s *Spec) { s.Halt = &Halt{Message: "m"} }, "halt reason"},
+		"a halt with a sentence for a reason":   {func(s *Spec) { s.Halt = &Halt{Reason: "By order."} }, "halt reason"},
+		"a halt with a reason that is too long": {func(s *Spec) { s.Halt = &Halt{Reason: fault.Reason(strings.Repeat("A", 65))} }, "halt reason"},
+		"a halt with a newline":                 {func(s *Spec) { s.Halt = &Halt{Reason: "Stopped", Message: "a\nb"} }, "halt message"},
+		"a halt that is a book":                 {func(s *Spec) { s.Halt = &Halt{Reason: "Stopped", Message: strings.Repeat("x", 1025)} }, "halt message"},
+		"a halt of a one-shot":                  {func(s *Spec) { s.Lifecycle, s.Halt = Ephemeral, &Halt{Reason: "Stopped"} }, "halt"},
 		"a script that is not JSON":             {func(s *Spec) { s.Script = []byte("rm -rf /") }, "script"},
 	} {
 		t.Run(name+" is refused", func(t *testing.T) {
@@ -95,22 +114,26 @@ func TestValidate(t *testing.T) {
 
 // FuzzValidate: whatever passes can be a path element and a line of a log.
 func FuzzValidate(f *testing.F) {
-	f.Add("0b1c", "default", "web", "nginx", "/healthz", "sha256:x", "/srv")
-	f.Add("..", "\x00", "a/b", "a b", "x\r\n", "", "../")
-	f.Fuzz(func(t *testing.T, id, namespace, name, reference, probe, digest, data string) {
+	f.Add("0b1c", "default", "web", "nginx", "/healthz", "sha256:x", "/srv", "Stopped", "by order", "1", "0b1c")
+	f.Add("..", "\x00", "a/b", "a b", "x\r\n", "", "../", "A b", "\x7f", "\n", "..")
+	f.Fuzz(func(t *testing.T, id, namespace, name, reference, probe, digest, data, reason, message, reset, cluster string) {
 		s := valid()
 		s.ID, s.Namespace, s.Name, s.Image.Reference, s.Probe.Path, s.Image.Digest = id, namespace, name, reference, probe, digest
 		s.Workload.DataPaths = []string{data}
+		s.Halt, s.Reset, s.Cluster = &Halt{Reason: fault.Reason(reason), Message: message}, reset, cluster
 		if Validate(s) != nil {
 			return
 		}
 		if strings.ContainsAny(id, "/.\x00\n ") || id == "" || len(id) > 64 {
 			t.Fatalf("id %q passed", id)
 		}
-		for _, v := range []string{namespace, name, reference, probe, digest} {
+		for _, v := range []string{namespace, name, reference, probe, digest, reason, message, reset, cluster} {
 			if strings.ContainsAny(v, "\x00\n\r") {
 				t.Fatalf("%q passed", v)
 			}
+		}
+		if strings.ContainsAny(cluster+reason, "/. ") || len(message) > 1024 || len(reset) > 253 {
+			t.Fatalf("%q %q %q %q passed", cluster, reason, message, reset)
 		}
 		if strings.Contains(namespace+"|"+name, "/") || !strings.HasPrefix(data, "/") || strings.Contains(data+"/", "/../") {
 			t.Fatalf("%q %q %q passed", namespace, name, data)

@@ -50,6 +50,7 @@ type Options struct {
 	Kernel           string
 	Initramfs        string
 	BootDeadline     time.Duration
+	GuestSilence     time.Duration
 	MaxBoots         int
 	// Budgets of 0 are derived from the host.
 	BudgetVCPU, BudgetMemoryMiB, BudgetDiskGiB int64
@@ -100,6 +101,7 @@ func (o *Options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.Kernel, "kernel", os.Getenv("KERNEL_PATH"), "the guests' kernel, bzImage or ELF (environment: KERNEL_PATH)")
 	f.StringVar(&o.Initramfs, "initramfs", "", "the guests' initramfs with imp-guest in it")
 	f.DurationVar(&o.BootDeadline, "boot-deadline", 30*time.Second, "time a guest has from launch until it takes its workload")
+	f.DurationVar(&o.GuestSilence, "guest-silence", time.Minute, "how long a guest may answer nothing, while its VMM lives, before it is ended as one that hangs (GuestHung); 0 is never")
 	f.IntVar(&o.MaxBoots, "max-boots", 2*runtime.NumCPU(), "guests that boot at once; 0 is no limit")
 	f.Int64Var(&o.BudgetVCPU, "budget-vcpu", 0, "vCPUs that VMs may take in all (default: four for each of the host's CPUs)")
 	f.Int64Var(&o.BudgetMemoryMiB, "budget-memory-mib", 0, "MiB of memory that VMs may take in all, with their VMMs (default: four fifths of the host's)")

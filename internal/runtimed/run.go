@@ -142,7 +142,7 @@ func assemble(o Options, log *slog.Logger) (parts, error) {
 		return fail(err)
 	}
 	limits := plan.DefaultLimits()
-	limits.Boot = o.BootDeadline
+	limits.Boot, limits.Silence = o.BootDeadline, o.GuestSilence
 	p.engine, err = engine.New(engine.Config{
 		Records: records, StateDir: o.StateDir, RunDir: o.RunDir, Driver: p.driver, Images: p.images, Disks: newDisks(o), Network: p.network,
 		Guest:  func(dial guest.Dialer) guest.Client { return channel.New(dial, clk, log) },

@@ -39,6 +39,8 @@ type Guest struct {
 	running chan struct{} // closed at Start
 	ended   chan struct{} // closed with exit set
 	off     chan struct{} // closed when the machine stops
+	hung    chan struct{} // closed when the guest hangs
+	hang    func()        // closes hung, once
 }
 
 var _ server.Handler = (*Guest)(nil)
@@ -60,6 +62,8 @@ func New(s Script, options ...Option) *Guest {
 		script: s, console: io.Discard, clock: clock.RealClock{}, bootID: hex.EncodeToString(id),
 		running: make(chan struct{}), ended: make(chan struct{}), off: make(chan struct{}),
 	}
+	g.hung = make(chan struct{})
+	g.hang = sync.OnceFunc(func() { close(g.hung) })
 	for _, o := range options {
 		o(g)
 	}
@@ -95,11 +99,32 @@ func (g *Guest) Serve(ctx context.Context, l net.Listener) error {
 			}
 		}
 		g.ServeConn(ctx, conn)
+		if g.hangs() {
+			<-ctx.Done() // the kernel takes connections still
+		}
+	}
+}
+
+func (g *Guest) hangs() bool {
+	select {
+	case <-g.hung:
+		return true
+	default:
+		return false
 	}
 }
 
 // ServeConn serves one connection until it breaks, and closes it.
 func (g *Guest) ServeConn(ctx context.Context, conn net.Conn) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // a guest that hangs lets go of nothing, but for the fake the end of a connection is silence enough
+		select {
+		case <-g.hung:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	if g.script.Silent {
@@ -174,7 +199,7 @@ func (g *Guest) Configure(_ context.Context, c guestv1.Configure) error {
 }
 
 // Start implements server.Handler.
-func (g *Guest) Start(_ context.Context, s guestv1.Start) error {
+func (g *Guest) Start(ctx context.Context, s guestv1.Start) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -182,6 +207,10 @@ func (g *Guest) Start(_ context.Context, s guestv1.Start) error {
 		return nil
 	case g.started != nil:
 		return guest.ErrConflict
+	case g.script.HangAtStart:
+		g.hang()
+		<-ctx.Done()
+		return ctx.Err()
 	case g.script.StartError != "":
 		return &guest.RefusedError{Code: guestv1.CodeInvalid, Message: g.script.StartError}
 	case g.configured == nil || g.configErr != nil:
@@ -193,6 +222,12 @@ func (g *Guest) Start(_ context.Context, s guestv1.Start) error {
 	g.output = []byte(g.script.Output)
 	_, _ = g.console.Write(g.output)
 	close(g.running)
+	if ms := g.script.HangAfterMillis; ms > 0 {
+		go func() {
+			_ = g.sleep(context.Background(), ms)
+			g.hang()
+		}()
+	}
 	if e := g.script.Exit; e != nil {
 		go func() {
 			_ = g.sleep(context.Background(), e.AfterMillis)
@@ -205,7 +240,7 @@ func (g *Guest) Start(_ context.Context, s guestv1.Start) error {
 func (g *Guest) end(e guestv1.Exit) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.exit != nil {
+	if g.exit != nil || g.hangs() {
 		return
 	}
 	e.UnixNanos = g.clock.Now().UnixNano()

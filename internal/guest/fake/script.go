@@ -30,6 +30,10 @@ type Script struct {
 	IgnoreKill bool `json:"ignoreKill,omitempty"`
 	// IgnoreAcknowledge: the machine does not go off after Acknowledge.
 	IgnoreAcknowledge bool `json:"ignoreAcknowledge,omitempty"`
+	// HangAtStart: the guest hangs at Start, before its workload is run. HangAfterMillis after the workload's start it hangs; 0 never. A
+	// guest that hangs takes connections and answers nothing, and its workload does not end.
+	HangAtStart     bool  `json:"hangAtStart,omitempty"`
+	HangAfterMillis int64 `json:"hangAfterMillis,omitempty"`
 	// NoMarker: nothing is printed at the end.
 	NoMarker bool `json:"noMarker,omitempty"`
 	// Probes are the answers to Probe, in order, the last one repeated; empty: healthy, status 200.

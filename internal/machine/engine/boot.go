@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"os"
 	"time"
 
@@ -23,8 +24,9 @@ const (
 	// answerTime bounds a repeated start that is not answered, before it is tried on a new connection.
 	answerTime = 30 * time.Second
 	// wordsBytes of the console go into the message of a failed start.
-	wordsBytes  = 1 << 10
-	refusedTail = 4 << 10
+	wordsBytes = 1 << 10
+	// tailBytes of the console are kept with an end or a failed start.
+	tailBytes = 4 << 10
 	// clearTime bounds what is done to clear away.
 	clearTime = time.Minute
 )
@@ -65,6 +67,9 @@ func (w *worker) doRecover(ctx context.Context, _ plan.Step) error {
 	}
 	w.openSession(ctx, instance)
 	w.log.Info("VMM adopted", "incarnation", b.Incarnation, "run", b.Run, "pid", instance.PID())
+	if b.StartSentAt != nil && b.Exit == nil {
+		w.session.attend()
+	}
 	if b.StartedAt != nil {
 		w.session.follow()
 	}
@@ -106,13 +111,14 @@ func (w *worker) doStartVMM(ctx context.Context, _ plan.Step) error {
 	case err != nil:
 		f := fault.Of(fault.New(fault.RuntimeStartFailed, "starting VMM", err))
 		w.log.Warn("VMM not started", "reason", f.Reason, "error", f, "incarnation", b.Incarnation, "run", b.Run)
-		return w.commit(func(next *plan.Record) {
-			next.StartFailed(plan.Failure{Reason: f.Reason, Message: f.Error()}, false, w.engine.clock.Now())
-			next.Counters.Retries++
-		})
+		return w.startFailed(plan.FailedStart{Failure: plan.Failure{Reason: f.Reason, Message: f.Error()}}, b)
 	}
 	w.closeAttachments()
 	if err := w.commit(func(next *plan.Record) { next.Launched(instance.Handle(), w.engine.clock.Now()) }); err != nil {
+		if w.engine.died.Load() {
+			_ = instance.Close()
+			return err
+		}
 		// What cannot be written down must not live: nobody would find it again.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), clearTime)
 		defer cancel()
@@ -197,6 +203,7 @@ func (w *worker) doAwaitGuest(ctx context.Context, _ plan.Step) error {
 	if err != nil {
 		return w.startError("waiting for guest", err)
 	}
+	w.heard()
 	if hello.Version != guestv1.Version {
 		return w.failStart(fmt.Sprintf("the guest speaks version %d of the protocol, this runtime %d", hello.Version, guestv1.Version), false)
 	}
@@ -213,6 +220,7 @@ func (w *worker) doConfigure(ctx context.Context, _ plan.Step) error {
 	if err := w.session.client.Configure(ctx, configure(b, entropy, w.engine.clock.Now())); err != nil {
 		return w.startError("configuring guest", err)
 	}
+	w.heard()
 	return w.commit(func(next *plan.Record) { next.ConfiguredNow(w.engine.clock.Now()) })
 }
 
@@ -225,6 +233,7 @@ func (w *worker) doStartWorkload(ctx context.Context, _ plan.Step) error {
 	if err := w.commit(func(next *plan.Record) { next.SendingStart(w.engine.clock.Now()) }); err != nil {
 		return err
 	}
+	w.session.attend()
 	w.giveBoot() // the guest has booted; one that never answers must not keep others from it
 	ctx, cancel := w.limit(ctx, answerTime)
 	defer cancel()
@@ -238,6 +247,7 @@ func (w *worker) doStartWorkload(ctx context.Context, _ plan.Step) error {
 	default:
 		return fault.New(fault.RuntimeStartFailed, "starting workload", err)
 	}
+	w.heard()
 	if err := w.commit(func(next *plan.Record) { next.StartAccepted(w.engine.clock.Now()) }); err != nil {
 		return err
 	}
@@ -288,8 +298,14 @@ func (w *worker) failStart(message string, quick bool) error {
 		message += "; the console ends with: " + words
 	}
 	w.log.Warn("guest not started", "reason", fault.RuntimeStartFailed, "error", message, "incarnation", b.Incarnation, "run", b.Run)
+	return w.startFailed(plan.FailedStart{Failure: plan.Failure{Reason: fault.RuntimeStartFailed, Message: message}, Quick: quick}, b)
+}
+
+// startFailed writes a failed start down with the end of its console.
+func (w *worker) startFailed(f plan.FailedStart, b *plan.Boot) error {
+	f.ConsoleTail, f.Jitter = w.consoleSince(b, tailBytes), mathrand.Float64()
 	return w.commit(func(next *plan.Record) {
-		next.StartFailed(plan.Failure{Reason: fault.RuntimeStartFailed, Message: message}, quick, w.engine.clock.Now())
+		next.StartFailed(f, w.engine.clock.Now())
 		next.Counters.Retries++
 	})
 }
@@ -334,9 +350,9 @@ func (w *worker) refusedStart(b *plan.Boot, err error) error {
 	now := w.engine.clock.Now()
 	exit := machine.Exit{
 		Incarnation: b.Incarnation, Run: b.Run, Verdict: machine.Failed, At: now, Message: "the guest refused to start the workload: " + err.Error(),
-		ConsoleTail: w.consoleSince(b, refusedTail),
+		ConsoleTail: w.consoleSince(b, tailBytes),
 	}
-	if err := w.commit(func(next *plan.Record) { next.Concluded(exit, false, now) }); err != nil {
+	if err := w.commit(func(next *plan.Record) { next.Concluded(exit, false, mathrand.Float64(), now) }); err != nil {
 		return err
 	}
 	w.logEnd(exit)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"time"
@@ -42,20 +43,24 @@ func (w *worker) doCollectVerdict(ctx context.Context, step plan.Step) error {
 		Boot: *r.Boot, Ordered: step.Verdict, Why: step.Why, HostBootID: w.engine.config.HostBootID, Lifecycle: r.Spec.Lifecycle,
 		Report: w.report(ctx),
 	}
+	if step.Verdict == machine.GuestHung {
+		t.Ordered, t.Hung = "", true
+	}
 	t.Console = w.awaitMarker(ctx, r.Boot, t.Report != nil)
-	if t.Report == nil && step.Verdict == "" {
+	if t.Report == nil && t.Ordered == "" {
 		t.Evidence, t.EvidenceErr = w.engine.config.Driver.Evidence(ctx, w.machineConfig(r.Boot), *r.Boot.Handle)
 		tries := 1
 		if r.Retry != nil && r.Retry.Step == step.Kind {
 			tries += r.Retry.Failures
 		}
-		if t.EvidenceErr != nil && r.Boot.HostBootID == t.HostBootID && tries < evidenceTries {
+		if t.EvidenceErr != nil && !t.Hung && r.Boot.HostBootID == t.HostBootID && tries < evidenceTries {
 			return fault.New(fault.Internal, "gathering evidence", t.EvidenceErr)
 		}
 	}
 	t.Now = w.engine.clock.Now()
 	exit, reported := plan.Judge(t)
-	if err := w.commit(func(next *plan.Record) { next.Concluded(exit, reported, t.Now) }); err != nil {
+	jitter := rand.Float64()
+	if err := w.commit(func(next *plan.Record) { next.Concluded(exit, reported, jitter, t.Now) }); err != nil {
 		return err
 	}
 	w.logEnd(exit)
@@ -133,7 +138,7 @@ func (w *worker) doDestroyVMM(ctx context.Context, _ plan.Step) error {
 	if err := w.commitLocked(next); err != nil {
 		return err
 	}
-	w.observed, w.guestExit = plan.Unknown, nil
+	w.observed, w.guestExit, w.heardAt = plan.Unknown, nil, time.Time{}
 	return nil
 }
 
@@ -147,8 +152,20 @@ func (w *worker) doDetach(ctx context.Context, _ plan.Step) error {
 	return w.commit(func(next *plan.Record) { next.NetworkUsed = false })
 }
 
+// keepDisk moves the private disk into the trash if the order to remove says so.
+func (w *worker) keepDisk() error {
+	r := w.recordNow()
+	if r.Removal == nil || !r.Removal.KeepDisk {
+		return nil
+	}
+	return w.engine.discard(w.engine.paths.private(w.id), r, "the VM was taken from the node, and nobody ordered its disk's end")
+}
+
 // doFreeDisk removes everything of the VM but its console.
 func (w *worker) doFreeDisk(context.Context, plan.Step) error {
+	if err := w.keepDisk(); err != nil {
+		return err
+	}
 	if err := os.RemoveAll(w.engine.paths.volatile(w.id)); err != nil {
 		return fault.New(fault.DiskFailed, "removing sockets", err)
 	}
@@ -180,6 +197,9 @@ func (w *worker) doFinish(_ context.Context, step plan.Step) error {
 }
 
 func (w *worker) doWriteTombstone(context.Context, plan.Step) error {
+	if err := w.keepDisk(); err != nil {
+		return err
+	}
 	for _, dir := range []string{w.engine.paths.volatile(w.id), w.engine.paths.dir(w.id)} {
 		if err := os.RemoveAll(dir); err != nil {
 			return fault.New(fault.DiskFailed, "removing directory of VM", err)

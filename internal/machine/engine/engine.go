@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -62,6 +63,9 @@ type Config struct {
 	Architecture string
 	Clock        clock.WithTicker
 	Log          *slog.Logger
+	// Failpoint, when set, is called before and after each step ("before StartVMM", "after StartVMM") and each write of a record
+	// ("before save", "after save"), by many goroutines at once, and may not call the engine. An error makes the engine act as if its process had died there.
+	Failpoint func(point string) error
 }
 
 const (
@@ -80,6 +84,9 @@ type Engine struct {
 	trash   trash
 	// boots holds a token for every guest that boots; nil is no limit.
 	boots chan struct{}
+
+	// died is set by a failpoint.
+	died atomic.Bool
 
 	// life ends with Close; workers and the audit run in group.
 	life  context.Context
@@ -147,8 +154,9 @@ func (e *Engine) load() error {
 	e.unreadable = loaded.Unreadable
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	now := e.clock.Now()
 	for id, r := range loaded.Records {
-		e.startWorker(id, r)
+		e.startWorker(id, plan.Reloaded(r, now))
 	}
 	return nil
 }

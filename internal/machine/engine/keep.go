@@ -41,7 +41,7 @@ func (w *worker) commit(change func(*plan.Record)) error {
 
 func (w *worker) commitLocked(next plan.Record) error {
 	next.Revision = w.revision + revisionStep
-	if err := w.engine.records.Save(w.id, next); err != nil {
+	if err := w.engine.save(w.id, next); err != nil {
 		return fault.New(fault.DiskFailed, "writing record", err)
 	}
 	w.record = next
@@ -73,7 +73,7 @@ func (w *worker) tellLocked() {
 	if w.revision >= w.record.Revision {
 		next := w.record
 		next.Revision = w.revision + revisionStep
-		if err := w.engine.records.Save(w.id, next); err != nil {
+		if err := w.engine.save(w.id, next); err != nil {
 			w.log.Warn("record not written", "error", err)
 		}
 		w.record = next
@@ -121,7 +121,8 @@ func (w *worker) ensure(spec machine.Spec, fits func() error) (machine.Status, e
 		w.observed, w.guestExit, w.step = plan.Unknown, nil, plan.Step{}
 	} else {
 		if next.Removal == nil {
-			next.OrderRemoval(machine.Removal{Grace: spec.Grace}, now)
+			// Nobody ordered the disk's end: the VM comes to its node again with a fresh one, as it would to another.
+			next.OrderRemoval(machine.Removal{Grace: spec.Grace, KeepDisk: true}, now)
 		}
 		next.Successor = &spec
 	}
@@ -148,7 +149,7 @@ func (w *worker) updateLocked(spec machine.Spec, credentials []image.Credential,
 	if same && !fresh && next.Spec.Generation >= spec.Generation {
 		return w.statusLocked(), nil
 	}
-	next.Update(spec, same && !fresh)
+	next.Update(spec, same && !fresh, w.engine.clock.Now())
 	if err := w.commitLocked(next); err != nil {
 		return machine.Status{}, err
 	}
@@ -165,8 +166,8 @@ func (w *worker) updateLocked(spec machine.Spec, credentials []image.Credential,
 func equal(a, b machine.Spec) bool {
 	a, b = canonical(a), canonical(b)
 	if a.Lifecycle == machine.Ephemeral {
-		a = machine.Spec{Grace: a.Grace, Deadline: a.Deadline}
-		b = machine.Spec{Grace: b.Grace, Deadline: b.Deadline}
+		a = machine.Spec{Grace: a.Grace, Deadline: a.Deadline, Cluster: a.Cluster}
+		b = machine.Spec{Grace: b.Grace, Deadline: b.Deadline, Cluster: b.Cluster}
 	}
 	return reflect.DeepEqual(a, b)
 }

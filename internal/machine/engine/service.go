@@ -60,7 +60,7 @@ func (e *Engine) Ensure(ctx context.Context, spec machine.Spec) (machine.Status,
 	spec.Image.Credentials = nil
 	r := plan.New(spec, e.clock.Now())
 	r.Revision = revisionStep
-	if err := e.records.Save(spec.ID, r); err != nil {
+	if err := e.save(spec.ID, r); err != nil {
 		return machine.Status{}, fault.New(fault.DiskFailed, "accepting VM", err)
 	}
 	e.log.Info("VM accepted", "vm", spec.ID, "namespace", spec.Namespace, "name", spec.Name, "assignment", spec.Assignment)
@@ -126,7 +126,7 @@ func (e *Engine) Remove(ctx context.Context, ref machine.Ref, how machine.Remova
 	} else {
 		r.Tombstoned(now)
 	}
-	if err := e.records.Save(ref.ID, r); err != nil {
+	if err := e.save(ref.ID, r); err != nil {
 		return machine.Status{}, fault.New(fault.DiskFailed, "accepting removal", err)
 	}
 	if _, ok := e.unreadable[ref.ID]; ok {

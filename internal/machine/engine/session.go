@@ -25,6 +25,9 @@ const (
 	eagerProbe = time.Second
 	// silentAfter questions in a row without an answer a guest is silent.
 	silentAfter = 3
+	// calmAsk is the pace of asking whether a guest is there at all, and hastyAsk the fastest where guests may be silent for a short
+	// time only.
+	calmAsk, hastyAsk = 10 * time.Second, 50 * time.Millisecond
 )
 
 // session is the living side of one run: the VMM, the guest's client, and the goroutines that listen to both.
@@ -32,12 +35,13 @@ type session struct {
 	worker   *worker
 	instance vmm.Instance
 	client   guest.Client
+	opened   time.Time
 	life     context.Context
 	end      context.CancelFunc
 	group    sync.WaitGroup
 
-	waiting bool
-	waited  chan struct{} // closed when the guest's report is there or will never be
+	attending, waiting bool
+	waited             chan struct{} // closed when the guest's report is there or will never be
 }
 
 // openSession takes a run that was launched or recovered. It listens to the machine from now on.
@@ -52,6 +56,8 @@ func (w *worker) openSession(ctx context.Context, instance vmm.Instance) {
 		return c, err
 	})
 	w.session = s
+	w.heard()
+	s.opened = w.lastHeard()
 	w.setObserved(plan.Alive)
 	s.listen(func() {
 		select {
@@ -129,43 +135,79 @@ func (s *session) pause(d time.Duration) bool {
 	}
 }
 
+// attend asks from now on whether the guest is there: the start of its workload was sent. Repeating it is free.
+func (s *session) attend() {
+	if s.attending {
+		return
+	}
+	s.attending = true
+	s.listen(s.ask)
+}
+
+// ask asks whether the guest is there at all: one that has halted or hangs keeps its VMM. A guest that was heard of meanwhile, by its
+// probe for example, is not asked. What follows from silence is the plan's to say; without a probe it shows on the readiness.
+func (s *session) ask() {
+	w, clk := s.worker, s.worker.engine.clock
+	period := calmAsk
+	if silence := w.engine.config.Limits.Silence; silence > 0 {
+		period = max(hastyAsk, min(period, silence/(2*silentAfter)))
+	}
+	for unanswered := 0; ; {
+		began := clk.Now()
+		last := w.lastHeard()
+		recent := last.After(s.opened) && clk.Since(last) < period/2
+		switch {
+		case recent || s.answers(period):
+			unanswered = 0
+		case s.life.Err() != nil:
+			return
+		default:
+			unanswered++
+		}
+		if w.recordNow().Spec.Probe == nil {
+			switch {
+			case unanswered == 0:
+				w.probed(true, "", "")
+			case unanswered >= silentAfter:
+				w.probed(false, machine.ReasonGuestSilent, fmt.Sprintf("the guest has not answered %d times in a row, each within %s", unanswered, period))
+			}
+		}
+		if !s.pause(period - clk.Since(began)) {
+			return
+		}
+	}
+}
+
 // probeLoop asks for readiness by the probe of the present Spec, which may change while the guest runs.
 func (s *session) probeLoop() {
 	w, clk := s.worker, s.worker.engine.clock
 	began, failures, ready := clk.Now(), 0, false
 	for {
 		p := w.recordNow().Spec.Probe
-		period := 10 * time.Second
 		if p == nil {
-			// A guest that has halted or hangs keeps its VMM: without a probe it is asked whether it is there at all.
-			if ready && !s.answers(period) && s.life.Err() == nil {
-				failures++
-			} else {
-				failures, ready = 0, true
-				w.probed(true, "", "")
-			}
-			if failures >= silentAfter {
-				w.probed(false, machine.ReasonGuestSilent, fmt.Sprintf("the guest has not answered %d times in a row, each within %s", failures, period))
-			}
-		} else {
-			ok, reason, message := s.probe(*p)
-			period = p.Period
-			switch {
-			case s.life.Err() != nil:
+			failures, ready = 0, true
+			if !s.pause(calmAsk) {
 				return
-			case ok:
-				failures, ready = 0, true
-				w.probed(true, "", "")
-			default:
-				failures++
-				patience := time.Duration(p.FailureThreshold-1) * p.Period
-				if (ready && failures >= p.FailureThreshold) || (!ready && clk.Since(began) >= patience) {
-					w.probed(false, reason, message)
-				}
 			}
-			if !ready {
-				period = min(period, eagerProbe)
+			continue
+		}
+		ok, reason, message := s.probe(*p)
+		switch {
+		case s.life.Err() != nil:
+			return
+		case ok:
+			failures, ready = 0, true
+			w.probed(true, "", "")
+		default:
+			failures++
+			patience := time.Duration(p.FailureThreshold-1) * p.Period
+			if (ready && failures >= p.FailureThreshold) || (!ready && clk.Since(began) >= patience) {
+				w.probed(false, reason, message)
 			}
+		}
+		period := p.Period
+		if !ready {
+			period = min(period, eagerProbe)
 		}
 		if !s.pause(period) {
 			return
@@ -191,14 +233,20 @@ func (s *session) within(d time.Duration) (context.Context, context.CancelFunc) 
 func (s *session) answers(within time.Duration) bool {
 	ctx, cancel := s.within(within)
 	defer cancel()
-	_, err := s.client.Hello(ctx)
-	return err == nil
+	if _, err := s.client.Hello(ctx); err != nil {
+		return false
+	}
+	s.worker.heard()
+	return true
 }
 
 func (s *session) probe(p machine.Probe) (ok bool, reason fault.Reason, message string) {
 	ctx, cancel := s.within(p.Timeout + p.Period)
 	defer cancel()
 	r, err := s.client.Probe(ctx, guestv1.Probe{Port: p.Port, Path: p.Path, TimeoutMillis: p.Timeout.Milliseconds()})
+	if err == nil {
+		s.worker.heard()
+	}
 	switch {
 	case err != nil:
 		return false, machine.ReasonGuestSilent, "the guest could not be asked to probe: " + err.Error()
@@ -220,6 +268,19 @@ func (w *worker) probed(ok bool, reason fault.Reason, message string) {
 	if next.Probed(ok, reason, message, w.engine.clock.Now()) {
 		w.keepLocked(next)
 	}
+}
+
+// heard notes that the guest has answered.
+func (w *worker) heard() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.heardAt = w.engine.clock.Now()
+}
+
+func (w *worker) lastHeard() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.heardAt
 }
 
 func (w *worker) setObserved(v plan.VMM) {

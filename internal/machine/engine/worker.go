@@ -40,6 +40,7 @@ type worker struct {
 	credentials []image.Credential
 	observed    plan.VMM
 	guestExit   *guestv1.Exit
+	heardAt     time.Time // plan.Observation.HeardAt
 
 	// Of the worker's goroutine alone.
 	session     *session
@@ -77,8 +78,20 @@ func (w *worker) run(ctx context.Context) {
 			continue
 		}
 		w.log.Debug("step", "step", step.Kind, "why", step.Why, "check", step.Check)
-		w.settle(ctx, step, w.perform(ctx, step))
+		w.settle(ctx, step, w.carryOut(ctx, step))
 	}
+}
+
+// carryOut performs a step between its two failpoints.
+func (w *worker) carryOut(ctx context.Context, step plan.Step) error {
+	if err := w.engine.reach("before " + string(step.Kind)); err != nil {
+		return err
+	}
+	err := w.perform(ctx, step)
+	if died := w.engine.reach("after " + string(step.Kind)); died != nil {
+		return died
+	}
+	return err
 }
 
 func (w *worker) view() plan.View {
@@ -86,7 +99,7 @@ func (w *worker) view() plan.View {
 	defer w.mu.Unlock()
 	return plan.View{
 		Record: w.record, Limits: w.engine.config.Limits, Now: w.engine.clock.Now(),
-		Observed: plan.Observation{VMM: w.observed, GuestExit: w.guestExit, Attached: w.attached, HasCredentials: len(w.credentials) > 0},
+		Observed: plan.Observation{VMM: w.observed, GuestExit: w.guestExit, Attached: w.attached, HasCredentials: len(w.credentials) > 0, HeardAt: w.heardAt},
 	}
 }
 
@@ -241,6 +254,9 @@ func speaksToGuest(kind plan.Kind) bool {
 
 // settle writes down what came of a step.
 func (w *worker) settle(ctx context.Context, step plan.Step, err error) {
+	if w.engine.died.Load() {
+		return
+	}
 	w.setProgress("")
 	now := w.engine.clock.Now()
 	switch {
@@ -296,7 +312,7 @@ func (w *worker) forget() bool {
 	defer e.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.record.RemovedAt == nil || w.record.Successor != nil {
+	if w.record.RemovedAt == nil || w.record.Successor != nil || e.reach("before "+string(plan.Forget)) != nil {
 		return false
 	}
 	if err := e.records.Forget(w.id); err != nil {

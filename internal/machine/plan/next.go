@@ -42,7 +42,7 @@ type Step struct {
 	Kind Kind
 	// Check that decided, and Why in one line.
 	Check, Why string
-	// Until ends Watch and WaitUntil; zero is only by an event. For AwaitGuest, Configure and a first StartWorkload it is the deadline.
+	// Until ends Watch and WaitUntil; zero is only by an event. For AwaitGuest, Configure and StartWorkload it is the deadline.
 	Until time.Time
 	// Grace of Stop.
 	Grace time.Duration
@@ -74,10 +74,14 @@ func checks() []check {
 		{"a launch that nobody knows of is undone", interruptedLaunch},
 		{"a boot that is over has its end written down", bootOver},
 		{"an ordered end is carried out", orderedEnd},
+		{"a guest that hangs is ended", hung},
 		{"what has ended is cleared away", windDown},
 		{"a removal goes on to its end", removal},
 		{"a deadline that passed ends the VM", deadline},
 		{"a finished VM keeps nothing but its record and console", finished},
+		{"a VM that is to stand still does", halted},
+		{"a VM without retries waits to be given some", exhausted},
+		{"a try that is not this node's is not made", elsewhere},
 		{"a try waits for its time", backingOff},
 		{"a boot is prepared in order", prepare},
 		{"a guest is brought up in order", bringUp},
@@ -119,7 +123,11 @@ func held(v View, s Step) Step {
 		return Step{Kind: WaitForSpec, Check: s.Check, Why: fmt.Sprintf("%s cannot work with this spec", s.Kind)}
 	}
 	if v.Now.Before(r.NotBefore) {
-		return Step{Kind: WaitUntil, Check: s.Check, Until: r.NotBefore, Why: fmt.Sprintf("%s failed %d times", s.Kind, r.Failures)}
+		until := r.NotBefore
+		if !s.Until.IsZero() && s.Until.Before(until) {
+			until = s.Until // the step's own deadline
+		}
+		return Step{Kind: WaitUntil, Check: s.Check, Until: until, Why: fmt.Sprintf("%s failed %d times", s.Kind, r.Failures)}
 	}
 	return s
 }
@@ -175,7 +183,10 @@ func bootOver(v View) (Step, bool) {
 	}
 }
 
-func ordered(v View) bool { return v.Record.Removal != nil || deadlinePassed(v) }
+// ordered says that what runs is to end, whether for good or not.
+func ordered(v View) bool { return v.Record.Removal != nil || deadlinePassed(v) || halting(v) }
+
+func halting(v View) bool { return v.Record.Spec.Halt != nil && v.Record.Final == nil }
 
 func deadlinePassed(v View) bool {
 	d := v.Record.Spec.Deadline
@@ -183,16 +194,17 @@ func deadlinePassed(v View) bool {
 }
 
 func orderedVerdict(v View) machine.Verdict {
-	if v.Record.Removal == nil {
+	if v.Record.Removal == nil && deadlinePassed(v) {
 		return machine.DeadlineExceeded
 	}
 	return machine.Stopped
 }
 
-// orderedEnd stops a living guest: politely if its workload may run, within the shortest grace that was ordered, else at once.
+// orderedEnd stops a living guest: politely if its workload may run, within the shortest grace that was ordered, else at once. A guest
+// that was asked to stop is ended even if the order was withdrawn: it will not go on.
 func orderedEnd(v View) (Step, bool) {
 	b := v.Record.Boot
-	if !ordered(v) || b == nil || b.Exit != nil || b.Failure != nil {
+	if b == nil || b.Exit != nil || b.Failure != nil || (b.Stop == nil && !ordered(v)) {
 		return Step{}, false
 	}
 	grace, verdict := v.Record.Spec.Grace, orderedVerdict(v)
@@ -201,6 +213,9 @@ func orderedEnd(v View) (Step, bool) {
 	}
 	if b.Stop != nil {
 		verdict = b.Stop.Why
+		if !ordered(v) {
+			grace = b.Stop.Grace
+		}
 	}
 	switch {
 	case b.StartSentAt == nil:
@@ -214,6 +229,26 @@ func orderedEnd(v View) (Step, bool) {
 		return Step{Kind: Watch, Until: kill, Why: "the guest was asked to stop"}, true
 	}
 	return Step{Kind: CollectVerdict, Verdict: verdict, Why: "the guest did not stop within its grace"}, true
+}
+
+// hung: a machine that lives and a guest that says nothing. What the guest said before it fell silent is still looked for.
+func hung(v View) (Step, bool) {
+	b := v.Record.Boot
+	if b == nil || b.StartSentAt == nil || b.Exit != nil || v.Observed.VMM != Alive {
+		return Step{}, false
+	}
+	if end := silenceEnds(v); end.IsZero() || v.Now.Before(end) {
+		return Step{}, false
+	}
+	return Step{Kind: CollectVerdict, Verdict: machine.GuestHung, Why: fmt.Sprintf("the guest has answered nothing for %s while its VMM lived", v.Limits.Silence)}, true
+}
+
+// silenceEnds is when a guest that answers nothing more counts as hung; zero is never.
+func silenceEnds(v View) time.Time {
+	if v.Limits.Silence <= 0 || v.Observed.HeardAt.IsZero() {
+		return time.Time{}
+	}
+	return v.Observed.HeardAt.Add(v.Limits.Silence)
 }
 
 func windDown(v View) (Step, bool) {
@@ -269,6 +304,30 @@ func finished(v View) (Step, bool) {
 	return Step{Kind: Watch, Why: "finished"}, true
 }
 
+// halted keeps disk, image and network: nothing of them runs.
+func halted(v View) (Step, bool) {
+	if v.Record.Boot != nil || !halting(v) {
+		return Step{}, false
+	}
+	return Step{Kind: Watch, Why: "halted: " + string(v.Record.Spec.Halt.Reason)}, true
+}
+
+func exhausted(v View) (Step, bool) {
+	r := v.Record
+	if r.Boot != nil || r.Spec.Lifecycle != machine.Persistent || r.History.ExhaustedAt == nil || r.History.NextTryAt != nil {
+		return Step{}, false
+	}
+	return Step{Kind: Watch, Why: "retries are used up"}, true
+}
+
+func elsewhere(v View) (Step, bool) {
+	r := v.Record
+	if r.Boot != nil || r.Spec.Lifecycle != machine.Persistent || !r.History.Elsewhere {
+		return Step{}, false
+	}
+	return Step{Kind: Watch, Why: "the operator places the next try"}, true
+}
+
 func backingOff(v View) (Step, bool) {
 	at := v.Record.History.NextTryAt
 	if v.Record.Boot != nil || at == nil || !v.Now.Before(*at) {
@@ -306,9 +365,9 @@ func bringUp(v View) (Step, bool) {
 	// A start that was sent is only ever repeated or watched.
 	if b.StartSentAt != nil {
 		if b.StartedAt == nil {
-			return Step{Kind: StartWorkload, Why: "the start was sent and not yet answered"}, true
+			return Step{Kind: StartWorkload, Until: silenceEnds(v), Why: "the start was sent and not yet answered"}, true
 		}
-		return Step{Kind: Watch, Why: "running"}, true
+		return Step{Kind: Watch, Until: silenceEnds(v), Why: "running"}, true
 	}
 	end := b.LaunchAt.Add(v.Limits.Boot)
 	switch {

@@ -70,7 +70,7 @@ func exited(code int) func(*View) {
 
 func concluded(verdict machine.Verdict) func(*View) {
 	return func(v *View) {
-		v.Record.Concluded(machine.Exit{Incarnation: 1, Run: 1, Verdict: verdict, At: noon}, verdict == machine.Succeeded, noon)
+		v.Record.Concluded(machine.Exit{Incarnation: 1, Run: 1, Verdict: verdict, At: noon}, verdict == machine.Succeeded, 0, noon)
 	}
 }
 

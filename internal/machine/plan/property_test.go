@@ -196,7 +196,7 @@ func (w *world) perform(step Step) bool {
 		w.mayDie()
 		r.StartAccepted(w.now)
 	case FailStart:
-		r.StartFailed(Failure{Reason: fault.RuntimeStartFailed, Message: "no guest"}, w.alive, w.now)
+		r.StartFailed(FailedStart{Failure: Failure{Reason: fault.RuntimeStartFailed, Message: "no guest"}, Quick: w.alive, Jitter: w.dice.Float64()}, w.now)
 	case Stop:
 		r.Stopping(step.Grace, step.Verdict, w.now)
 		w.save()
@@ -209,7 +209,7 @@ func (w *world) perform(step Step) bool {
 			Boot: *r.Boot, Ordered: step.Verdict, Why: step.Why, Report: w.observed.GuestExit, HostBootID: w.bootID, Lifecycle: r.Spec.Lifecycle, Now: w.now,
 			Evidence: vmm.Evidence{Cause: []vmm.Cause{vmm.CauseUnknown, vmm.CausePanic, vmm.CauseReboot, vmm.CausePowerOff}[w.dice.IntN(4)]},
 		})
-		r.Concluded(e, reported, w.now)
+		r.Concluded(e, reported, w.dice.Float64(), w.now)
 	case Acknowledge:
 		if w.chance(2) {
 			w.vmmEnds()
@@ -256,7 +256,7 @@ func (w *world) launch() bool {
 		w.t.Fatalf("run %d is launched while run %d lives", w.record.Run, w.run)
 	}
 	if w.chance(4) {
-		w.record.StartFailed(Failure{Reason: fault.RuntimeStartFailed, Message: "no VMM"}, false, w.now)
+		w.record.StartFailed(FailedStart{Failure: Failure{Reason: fault.RuntimeStartFailed, Message: "no VMM"}}, w.now)
 		w.save()
 		return true
 	}
@@ -317,7 +317,7 @@ func (w *world) order() {
 			next := r.Spec
 			next.Generation++
 			next.Image.Reference = []string{"a", "b"}[w.dice.IntN(2)]
-			r.Update(next, false)
+			r.Update(next, false, w.now)
 		}
 	case 2:
 		if r.Successor == nil && r.Spec.Assignment < 3 {

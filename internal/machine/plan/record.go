@@ -57,10 +57,12 @@ type Record struct {
 	QuickRetryUsed bool   `json:"quickRetryUsed,omitempty"`
 	Retry          *Retry `json:"retry,omitempty"`
 
-	Final      *machine.Exit `json:"final,omitempty"`
-	LastExit   *machine.Exit `json:"lastExit,omitempty"`
-	StartedAt  *time.Time    `json:"startedAt,omitempty"`
-	FinishedAt *time.Time    `json:"finishedAt,omitempty"`
+	Final    *machine.Exit `json:"final,omitempty"`
+	LastExit *machine.Exit `json:"lastExit,omitempty"`
+	// LastFailure is kept over incarnations that are well.
+	LastFailure *machine.Failure `json:"lastFailure,omitempty"`
+	StartedAt   *time.Time       `json:"startedAt,omitempty"`
+	FinishedAt  *time.Time       `json:"finishedAt,omitempty"`
 
 	Checks         Checks           `json:"checks"`
 	DiskGeneration int64            `json:"diskGeneration,omitempty"`
@@ -176,6 +178,8 @@ type Observation struct {
 	Attached bool
 	// HasCredentials says that pull secrets are in memory.
 	HasCredentials bool
+	// HeardAt is when the guest answered anything last, and before it has, when this process of the runtime took its VMM up.
+	HeardAt time.Time
 }
 
 // View is everything a decision may depend on.
@@ -196,11 +200,14 @@ type Limits struct {
 	Off time.Duration
 	// Tombstone is how long a removed VM's record answers late orders.
 	Tombstone time.Duration
+	// Silence is how long a guest that was sent its workload's start may answer nothing while its VMM lives, before it is ended as
+	// one that hangs; 0 is for ever.
+	Silence time.Duration
 }
 
 // DefaultLimits are those of the product.
 func DefaultLimits() Limits {
-	return Limits{Boot: 30 * time.Second, Kill: 10 * time.Second, Off: 10 * time.Second, Tombstone: 24 * time.Hour}
+	return Limits{Boot: 30 * time.Second, Kill: 10 * time.Second, Off: 10 * time.Second, Tombstone: 24 * time.Hour, Silence: time.Minute}
 }
 
 // Clone gives a record whose parts can be changed without changing r. Exits, times and handles are never changed in place and

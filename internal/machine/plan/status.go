@@ -17,6 +17,7 @@ func Status(r Record, now Step, progress string) machine.Status {
 		RestartRequired: RestartRequired(r), Final: r.Final, LastExit: r.LastExit, History: r.History,
 		StartedAt: r.StartedAt, FinishedAt: r.FinishedAt, DiskGeneration: r.DiskGeneration,
 		Timings: r.Timings, Progress: progress, Counters: r.Counters,
+		LastFailure: r.LastFailure, Cluster: r.Spec.Cluster,
 	}
 	if r.Pin != nil {
 		s.ImageDigest = r.Pin.Digest
@@ -35,10 +36,16 @@ func StateOf(r Record, now Step) machine.State {
 		return machine.Finished
 	case b != nil && (b.Exit != nil || b.Failure != nil || b.Stop != nil):
 		return machine.Stopping
+	case b != nil && r.Spec.Halt != nil:
+		return machine.Stopping
 	case b != nil && b.StartedAt != nil:
 		return machine.Running
 	case b != nil:
 		return machine.Starting
+	case r.Spec.Halt != nil && (now.Kind == "" || now.Rests()):
+		return machine.Halted
+	case r.Spec.Halt != nil:
+		return machine.Stopping // the step under way goes on to its end
 	case now.Kind == "" || now.Rests():
 		return machine.Pending
 	default:

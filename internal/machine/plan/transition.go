@@ -13,36 +13,24 @@ import (
 
 // New is the record of a VM that was just accepted.
 func New(spec machine.Spec, now time.Time) Record {
-	r := Record{Spec: spec, History: spec.History}
+	return begin(spec, accepted(spec), now)
+}
+
+func begin(spec machine.Spec, h restart.History, now time.Time) Record {
+	r := Record{Spec: spec, History: h}
 	for _, c := range []*machine.Check{&r.Checks.Disk, &r.Checks.Network, &r.Checks.Started, &r.Checks.GuestReady} {
 		c.Since = now
 	}
+	if spec.Lifecycle != machine.Persistent {
+		return r
+	}
+	if h.ExhaustedAt != nil {
+		r.revise(now) // the policy may be another than the one they were used up under
+	} else if h.NextTryAt != nil && now.Before(*h.NextTryAt) {
+		r.showWait("the VM failed before it came to this node", now)
+	}
+	r.showHalt(now)
 	return r
-}
-
-// Update takes a Spec of the same assignment. It says whether anything changed that a waiting step should know of.
-func (r *Record) Update(spec machine.Spec, same bool) bool {
-	if spec.Generation < r.Spec.Generation || r.Removal != nil {
-		return false
-	}
-	if r.Spec.Lifecycle == machine.Ephemeral {
-		// An ephemeral VM is what it was created as; only how it ends may change.
-		next := r.Spec
-		next.Grace, next.Deadline, next.Generation = spec.Grace, spec.Deadline, spec.Generation
-		next.Image.Credentials = spec.Image.Credentials
-		r.Spec = next
-	} else {
-		history := r.Spec.History
-		r.Spec = spec
-		r.Spec.History = history
-	}
-	if !same {
-		r.Retry = nil
-		if r.Boot == nil {
-			r.History.NextTryAt = nil // what failed was another Spec
-		}
-	}
-	return !same
 }
 
 // OrderRemoval notes the order to remove; a repeat can only shorten the grace, and a disk that is to be kept once is kept.
@@ -89,6 +77,7 @@ func (r *Record) BeginBoot(nonce, hostBootID string, consoleStart int64, now tim
 		}
 	}
 	r.Run++
+	r.History = r.History.Tried()
 	set(&r.Checks.Disk, true, "", "", now)
 	set(&r.Checks.Network, true, "", "", now)
 	r.Boot = &Boot{
@@ -142,7 +131,7 @@ func (r *Record) StartAccepted(now time.Time) {
 	r.StartedAt = &now
 	r.Timings.Workload = since(r.Boot.StartSentAt, now)
 	r.QuickRetryUsed = false
-	r.History.StartFailures, r.History.NextTryAt = 0, nil
+	r.History.StartFailures = 0
 	set(&r.Checks.Started, true, "", "", now)
 	if r.Boot.Spec.Probe == nil {
 		set(&r.Checks.GuestReady, true, "", "", now)
@@ -156,28 +145,39 @@ func (r *Record) Stopping(grace time.Duration, why machine.Verdict, now time.Tim
 	r.Boot.Stop = &StopOrder{At: now, Grace: grace, Why: why}
 }
 
-// StartFailed notes why a boot came to nothing, or with a nil Boot why a VMM could not be launched at all. With quick, the first
-// such failure is tried again at once.
-func (r *Record) StartFailed(f Failure, quick bool, now time.Time) {
-	d := restart.Next(r.startPolicy(), r.History, restart.End{Kind: restart.StartFailure}, now)
-	r.History = d.History
-	message := f.Message
-	if quick && !r.QuickRetryUsed {
-		r.QuickRetryUsed, r.History.NextTryAt = true, nil
-		message += "; trying again at once"
-	} else {
-		r.QuickRetryUsed = false
-		message += fmt.Sprintf("; trying again in %s", d.Delay)
-	}
-	set(&r.Checks.Started, false, f.Reason, message, now)
-	r.Checks.GuestReady = machine.Check{Since: now}
-	if r.Boot != nil {
-		r.Boot.Failure = &f
-	}
+// FailedStart is a boot that came to nothing before its workload's start was sent.
+type FailedStart struct {
+	Failure
+	// ConsoleTail is the raw end of the boot's console, at most 4 KiB: a guest that panics early has no other words.
+	ConsoleTail []byte
+	// Quick lets the first such failure be tried again at once.
+	Quick bool
+	// Jitter is drawn once for each failure (restart.End).
+	Jitter float64
 }
 
-// startPolicy is how failed starts back off. An ephemeral VM has no policy of its own, and an exhausted history is of no
-// concern to a start that is allowed.
+// StartFailed notes why a boot came to nothing, or with a nil Boot why a VMM could not be launched at all.
+func (r *Record) StartFailed(f FailedStart, now time.Time) {
+	d := restart.Next(r.startPolicy(), r.History, restart.End{Kind: restart.StartFailure, Jitter: f.Jitter}, now)
+	r.History = d.History
+	r.failed(machine.Failure{Reason: f.Reason, Message: f.Message, At: now, Incarnation: r.Incarnation, ConsoleTail: f.ConsoleTail})
+	if f.Quick && !r.QuickRetryUsed {
+		r.QuickRetryUsed, r.History.NextTryAt, r.History.Elsewhere = true, nil, false
+	} else {
+		r.QuickRetryUsed = false
+	}
+	if r.Boot != nil {
+		r.Boot.Failure = &f.Failure
+	}
+	r.Checks.GuestReady = machine.Check{Since: now}
+	if r.Spec.Halt != nil || r.History.Elsewhere {
+		r.showWait(fmt.Sprintf("%s: %s", f.Reason, f.Message), now)
+		return
+	}
+	set(&r.Checks.Started, false, f.Reason, fmt.Sprintf("%s; trying again %s", f.Message, in(r.History, now)), now)
+}
+
+// startPolicy is how failed starts back off. An ephemeral VM has no policy of its own.
 func (r *Record) startPolicy() restart.Policy {
 	if r.Spec.Lifecycle == machine.Ephemeral {
 		return restart.Default()
@@ -185,16 +185,19 @@ func (r *Record) startPolicy() restart.Policy {
 	return r.Spec.Restart
 }
 
-// Concluded writes the end of an incarnation and what follows from it: the VM's own end, or when it is tried again.
-func (r *Record) Concluded(e machine.Exit, reported bool, now time.Time) {
+// Concluded writes the end of an incarnation and what follows from it: the VM's own end, or when it is tried again. jitter is drawn
+// once for each end (restart.End).
+func (r *Record) Concluded(e machine.Exit, reported bool, jitter float64, now time.Time) {
 	b := r.Boot
 	b.Exit, b.Reported = &e, reported
-	r.LastExit = &e
-	r.IncarnationEnded = true
-	r.Counters.Exits++
+	r.ended(e)
 	r.Checks.GuestReady = machine.Check{Since: now}
 	kind, again := kindOf(e.Verdict)
-	if r.Final != nil || !again || r.Spec.Lifecycle == machine.Ephemeral || r.Removal != nil {
+	switch persists := r.Spec.Lifecycle == machine.Persistent && r.Removal == nil && r.Final == nil; {
+	case persists && e.Verdict == machine.Stopped:
+		r.stoodStill(e, now)
+		return
+	case !persists || !again:
 		r.finish(e, now)
 		return
 	}
@@ -202,23 +205,22 @@ func (r *Record) Concluded(e machine.Exit, reported bool, now time.Time) {
 	if b.StartedAt != nil {
 		ran = e.At.Sub(*b.StartedAt)
 	}
-	d := restart.Next(r.Spec.Restart, r.History, restart.End{Kind: kind, Ran: ran}, now)
+	d := restart.Next(r.Spec.Restart, r.History, restart.End{Kind: kind, Ran: ran, Jitter: jitter}, now)
 	r.History = d.History
-	if d.Exhausted {
-		r.finish(e, now)
+	if d.Terminal {
+		r.finish(r.usedUp(), now)
 		return
 	}
-	message := fmt.Sprintf("%s: %s; starting again ", e.Verdict, e.Message)
-	if d.Delay == 0 {
-		message += "at once"
-	} else {
-		message += "in " + d.Delay.String()
-	}
-	set(&r.Checks.Started, false, machine.ReasonBackingOff, message, now)
+	r.showWait(fmt.Sprintf("%s: %s", e.Verdict, e.Message), now)
 }
 
 // Finish writes an end without a boot.
-func (r *Record) Finish(e machine.Exit, now time.Time) { r.finish(e, now) }
+func (r *Record) Finish(e machine.Exit, now time.Time) {
+	if isFailure(e.Verdict, r.Spec.Lifecycle) {
+		r.failed(machine.Failure{Reason: fault.Reason(e.Verdict), Message: e.Message, At: e.At, Incarnation: e.Incarnation})
+	}
+	r.finish(e, now)
+}
 
 func (r *Record) finish(e machine.Exit, now time.Time) {
 	set(&r.Checks.Started, false, fault.Reason(e.Verdict), e.Message, now)
@@ -263,7 +265,9 @@ func (r *Record) Tombstoned(now time.Time) {
 
 // Succeeded is the record of the successor. Revision goes on, so that a consumer sees the change of assignment as news.
 func (r *Record) Succeeded(now time.Time) Record {
-	next := New(*r.Successor, now)
+	spec := *r.Successor
+	spec.History = newer(r.History, spec.History, spec.Reset)
+	next := New(spec, now)
 	next.Revision = r.Revision
 	return next
 }
@@ -322,6 +326,9 @@ func (r *Record) LacksSecrets(why string, now time.Time) bool {
 
 // Probed notes what the readiness probe found. It says whether that is news.
 func (r *Record) Probed(ok bool, reason fault.Reason, message string, now time.Time) bool {
+	if !ok && reason == machine.ReasonGuestSilent && r.Checks.GuestReady.Reason != reason {
+		r.Counters.Silent++
+	}
 	return set(&r.Checks.GuestReady, ok, reason, message, now)
 }
 

@@ -3,6 +3,7 @@ package plan
 import (
 	"bytes"
 	"fmt"
+	"regexp"
 	"strconv"
 	"time"
 
@@ -17,7 +18,9 @@ type Testimony struct {
 	Boot Boot
 	// Ordered is what an ordered end is called, "" if nothing was ordered.
 	Ordered machine.Verdict
-	// Why is what the plan said about an ordered end.
+	// Hung says that the guest fell silent while its VMM lived. It is what is left if nothing else says how it ended.
+	Hung bool
+	// Why is what the plan said about an ordered or hung end.
 	Why    string
 	Report *guestv1.Exit
 	// Console is the end of the serial console since Boot.ConsoleStart.
@@ -84,6 +87,9 @@ func byEvidence(t Testimony) (machine.Verdict, string) {
 		}
 		return s + ": " + t.Evidence.Detail
 	}
+	if words := panicWords(t.Console); t.Hung && t.Evidence.Cause == vmm.CauseUnknown && words != "" {
+		return machine.GuestPanic, "the guest's kernel panicked: " + words
+	}
 	switch t.Evidence.Cause {
 	case vmm.CausePanic:
 		return machine.GuestPanic, detail("the guest's kernel panicked")
@@ -97,6 +103,8 @@ func byEvidence(t Testimony) (machine.Verdict, string) {
 		return machine.VMMFailed, detail("the VMM gave up")
 	}
 	switch {
+	case t.Hung:
+		return machine.GuestHung, t.Why
 	case t.Evidence.Cause == vmm.CauseHostBoot, t.Boot.HostBootID != t.HostBootID:
 		return machine.LostWithHost, "the host was booted under the VM"
 	case t.EvidenceErr != nil:
@@ -108,6 +116,16 @@ func byEvidence(t Testimony) (machine.Verdict, string) {
 	default:
 		return machine.VMMKilled, detail("the VMM was killed and left no word")
 	}
+}
+
+// panicLine is the kernel's own, with its time: a machine that neither resets nor tells its VMM stays like this.
+var panicLine = regexp.MustCompile(`(?m)^\[ *\d+\.\d+\] (Kernel panic - not syncing[^\r\n]*)`)
+
+func panicWords(console []byte) string {
+	if m := panicLine.FindSubmatch(console); m != nil {
+		return string(m[1])
+	}
+	return ""
 }
 
 // lost: of a one-shot nobody can say what it did; a persistent VM is simply started again.
