@@ -110,6 +110,9 @@ func (t *Tree) tryMakeDir(h hierarchy, name string) error {
 	return nil
 }
 
+// Path of the group name below each mount, for messages.
+func (t *Tree) Path(name string) string { return filepath.Join(t.base, name) }
+
 // Group names a group that may or may not exist.
 func (t *Tree) Group(name string) (*Group, error) {
 	if !validName.MatchString(name) {

@@ -110,6 +110,19 @@ type Host struct {
 	ForwardBlocked string
 }
 
+// Finding is something on the host that was not as it should be.
+type Finding struct {
+	// Kind: namespace, tap, device, rules or network. Network is the ID of the network it is of, "" for the host's or nobody's.
+	Kind, Network string
+	// Name as an administrator finds it on the host, or what was wrong in one sentence.
+	Name string
+	// Orphan says that it was there and belonged to nothing; else something was missing or changed.
+	Orphan bool
+	// Repaired says that all is well now; Problem, else, why not.
+	Repaired bool
+	Problem  string
+}
+
 // Network wires VMs on this host. Every method is idempotent and may be called from many goroutines; errors are fault.Errors
 // with NetworkSetupFailed that say what failed, where and why, and a failed method has undone what it did.
 type Network interface {
@@ -128,6 +141,9 @@ type Network interface {
 	Detach(ctx context.Context, vmID string) error
 	// Attached lists the IDs of VMs that have something here, for the audit.
 	Attached(ctx context.Context) ([]string, error)
+	// Audit gives what is not as it should be at the moment, and what was repaired since it was asked last: orphans are removed and
+	// networks are kept as they should be all the time. With repair it looks at once.
+	Audit(ctx context.Context, repair bool) ([]Finding, error)
 	// Counters of every interface there is, ordered by VM and interface.
 	Counters(ctx context.Context) ([]Counters, error)
 }

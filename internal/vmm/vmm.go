@@ -108,6 +108,22 @@ type Evidence struct {
 	Detail string
 }
 
+// Kinds of what is Found.
+const (
+	FoundProcess = "process"
+	FoundCgroup  = "cgroup"
+)
+
+// Found is one thing of a run on the host.
+type Found struct {
+	// Cgroup is that of Config; Destroy with a zero Handle and this Cgroup removes the thing.
+	Cgroup string
+	// Kind, and Name as an administrator finds it: a pid, a cgroup's path.
+	Kind, Name string
+	// Outside says of a process that somebody took it out of its cgroup.
+	Outside bool
+}
+
 // Usage of the host by one run.
 type Usage struct {
 	// MemoryBytes and CPUNanos are the cgroup's figures.
@@ -162,6 +178,7 @@ type Driver interface {
 	// Destroy kills what lives of the run and removes cgroup and sockets; files of evidence and console stay. With a zero Handle
 	// (the runtime died between Start and the record) it finds the run by its cgroup. Idempotent; nothing there is success.
 	Destroy(ctx context.Context, c Config, h Handle) error
-	// Runs lists the cgroup names of everything of this driver that lives on the host within the runtime's instance, for the audit.
-	Runs(ctx context.Context) ([]string, error)
+	// Runs lists everything of this driver that is on the host within the runtime's instance, for the audit: also a process that
+	// was taken out of its cgroup. What is listed is known by a mark that a driver left, never by a program's name.
+	Runs(ctx context.Context) ([]Found, error)
 }

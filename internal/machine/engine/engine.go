@@ -68,12 +68,9 @@ type Config struct {
 	Failpoint func(point string) error
 }
 
-const (
-	auditPeriod = 5 * time.Minute
-	probePeriod = 30 * time.Second
-)
+const probePeriod = 30 * time.Second
 
-// Engine implements machine.Service.
+// Engine implements machine.Service and machine.Keeper.
 type Engine struct {
 	config  Config
 	records *record.Store[plan.Record]
@@ -82,6 +79,7 @@ type Engine struct {
 	log     *slog.Logger
 	hub     *hub
 	trash   trash
+	auditor auditor
 	// boots holds a token for every guest that boots; nil is no limit.
 	boots chan struct{}
 
@@ -96,7 +94,9 @@ type Engine struct {
 	mu         sync.Mutex
 	workers    map[string]*worker
 	unreadable map[string]string
-	closed     bool
+	// reaping holds the IDs of what is being removed as nobody's, each until its channel is closed.
+	reaping map[string]chan struct{}
+	closed  bool
 
 	capabilitiesMu sync.Mutex
 	capabilities   vmm.Capabilities
@@ -108,7 +108,10 @@ type Engine struct {
 	host     network.Host // as last seen
 }
 
-var _ machine.Service = (*Engine)(nil)
+var (
+	_ machine.Service = (*Engine)(nil)
+	_ machine.Keeper  = (*Engine)(nil)
+)
 
 // OpenRecords takes a state directory for Config.Records. Its Instance names what the driver makes on the host.
 func OpenRecords(stateDir string, log *slog.Logger) (*record.Store[plan.Record], error) {
@@ -122,7 +125,7 @@ func New(c Config) (*Engine, error) {
 		c.Limits = plan.DefaultLimits()
 	}
 	e := &Engine{
-		config: c, records: c.Records, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{}, networks: map[string]network.Spec{},
+		config: c, records: c.Records, clock: c.Clock, log: c.Log, hub: newHub(), workers: map[string]*worker{}, reaping: map[string]chan struct{}{}, networks: map[string]network.Spec{},
 		paths: paths{state: filepath.Join(c.StateDir, "vm"), run: filepath.Join(c.RunDir, "vm"), trash: filepath.Join(c.StateDir, "trash")},
 	}
 	e.trash.dir, e.trash.clock = e.paths.trash, c.Clock

@@ -144,15 +144,14 @@ func (t *trash) describe(name string) (machine.Discarded, error) {
 	return d, nil
 }
 
-// sweep removes what has lain long enough, and what crashes left. It gives what was removed for good.
-func (t *trash) sweep() ([]machine.Discarded, error) {
+// sweep removes what has lain long enough, and what crashes left. It gives the disks that were removed for good, and the paths of the rest.
+func (t *trash) sweep() (gone []machine.Discarded, left []string, err error) {
 	all, err := t.list()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var gone []machine.Discarded
 	var errs []error
 	for _, d := range all {
 		if t.clock.Now().Before(d.ExpiresAt) {
@@ -168,7 +167,7 @@ func (t *trash) sweep() ([]machine.Discarded, error) {
 	}
 	entries, err := os.ReadDir(t.dir)
 	if err != nil {
-		return gone, errors.Join(append(errs, err)...)
+		return gone, nil, errors.Join(append(errs, err)...)
 	}
 	for _, entry := range entries {
 		name, isNote := strings.CutSuffix(entry.Name(), noteSuffix)
@@ -177,11 +176,17 @@ func (t *trash) sweep() ([]machine.Discarded, error) {
 			_, err := os.Lstat(t.disk(name))
 			stale = errors.Is(err, fs.ErrNotExist)
 		}
-		if stale {
-			errs = append(errs, os.Remove(filepath.Join(t.dir, entry.Name())))
+		if !stale {
+			continue
 		}
+		path := filepath.Join(t.dir, entry.Name())
+		if err := os.Remove(path); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		left = append(left, path)
 	}
-	return gone, errors.Join(errs...)
+	return gone, left, errors.Join(errs...)
 }
 
 func (t *trash) disk(name string) string { return filepath.Join(t.dir, name+diskSuffix) }
@@ -202,15 +207,16 @@ func discarded(r plan.Record, why string) machine.Discarded {
 	return d
 }
 
-// emptyTrash removes what has lain long enough.
-func (e *Engine) emptyTrash() {
-	gone, err := e.trash.sweep()
+// emptyTrash removes what has lain long enough. It gives what it removed beside.
+func (e *Engine) emptyTrash() (left []string, err error) {
+	gone, left, err := e.trash.sweep()
 	for _, d := range gone {
 		e.log.Info("discarded disk removed for good", "step", "audit", "disk", d.Name, "vm", d.ID, "namespace", d.VMNamespace, "name", d.VM, "discardedAt", d.DiscardedAt)
 	}
 	if err != nil {
 		e.log.Warn("trash not emptied", "step", "audit", "error", err)
 	}
+	return left, err
 }
 
 // Trash implements machine.Keeper.

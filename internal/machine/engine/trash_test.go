@@ -103,6 +103,15 @@ func (r *trashRig) trashed() map[string]string {
 	return out
 }
 
+func (r *trashRig) emptyTrash() []string {
+	r.Helper()
+	left, err := r.engine.emptyTrash()
+	if err != nil {
+		r.Fatal(err)
+	}
+	return left
+}
+
 func (r *trashRig) files() []string {
 	r.Helper()
 	entries, err := os.ReadDir(r.engine.paths.trash)
@@ -160,12 +169,12 @@ func TestADiskLeavesTheTrashAfterThreeDaysAndNotBefore(t *testing.T) {
 	r.clock.Step(time.Hour)
 	r.discard("young", baseA)
 	r.clock.Step(71*time.Hour - time.Second)
-	r.engine.emptyTrash()
+	r.emptyTrash()
 	if got := r.trashed(); len(got) != 2 {
 		t.Fatalf("before its time: %v", got)
 	}
 	r.clock.Step(time.Second)
-	r.engine.emptyTrash()
+	r.emptyTrash()
 	if got := r.files(); !slices.Equal(got, []string{"a.2.ext4", "a.2.json"}) {
 		t.Errorf("after 72 hours: %v", got)
 	}
@@ -179,7 +188,9 @@ func TestWhatACrashLeavesInTheTrashIsClearedAwayAndNoDiskWithIt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.engine.emptyTrash()
+	if left := r.emptyTrash(); len(left) != 2 {
+		t.Errorf("it says that it removed %v", left)
+	}
 	if got := r.files(); !slices.Equal(got, []string{"a.1.ext4", "a.1.json"}) {
 		t.Errorf("the trash holds %v", got)
 	}

@@ -155,6 +155,9 @@ func (w *worker) abortLocked() {
 // perform carries out one step. A step that may take long ends early when an order comes, at the step's own deadline, and at
 // the VM's.
 func (w *worker) perform(ctx context.Context, step plan.Step) error {
+	if err := w.engine.awaitReap(ctx, w.id); err != nil {
+		return err
+	}
 	do, abortable := w.action(step.Kind)
 	if speaksToGuest(step.Kind) && w.session == nil {
 		w.setObserved(plan.Unknown) // it was let go of by a step that did not get to its end: look again

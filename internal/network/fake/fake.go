@@ -29,6 +29,7 @@ type Network struct {
 	host     network.Host
 	problems map[string]string
 	counters map[[2]string]network.Counters
+	findings []network.Finding
 }
 
 var _ network.Network = (*Network)(nil)
@@ -189,6 +190,38 @@ func (n *Network) Attached(context.Context) ([]string, error) {
 	defer n.mu.Unlock()
 	ids, err := n.list(vmsDir)
 	return ids, fault.New(fault.NetworkSetupFailed, "listing attachments", err)
+}
+
+// Find makes the next Audit tell f: one that is not repaired and has no problem is repaired by an Audit that is to repair.
+func (n *Network) Find(f network.Finding) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.findings = append(n.findings, f)
+}
+
+// Audit implements network.Network: what Find gave, and problems of networks.
+func (n *Network) Audit(ctx context.Context, repair bool) ([]network.Finding, error) {
+	statuses, err := n.Networks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out, left []network.Finding
+	for _, f := range n.findings {
+		f.Repaired = f.Repaired || repair && f.Problem == ""
+		out = append(out, f)
+		if !f.Repaired {
+			left = append(left, f)
+		}
+	}
+	n.findings = left
+	for _, s := range statuses {
+		if s.Problem != "" {
+			out = append(out, network.Finding{Kind: "network", Network: s.ID, Name: "network " + s.ID, Problem: s.Problem})
+		}
+	}
+	return out, nil
 }
 
 // Counters implements network.Network: zeros, or what SetCounters gave.

@@ -12,7 +12,7 @@ import (
 
 // converge makes namespace and host what plan and guests say, and gives sentences about what was not so. It makes the whole
 // network where there is nothing. s.mu is held.
-func (s *segment) converge() (done []string, err error) {
+func (s *segment) converge() (done []deed, err error) {
 	s.verified = false
 	under, err := s.n.host.underlay()
 	if err != nil {
@@ -22,10 +22,15 @@ func (s *segment) converge() (done []string, err error) {
 		return nil, err
 	}
 	c := &convergence{s: s, under: under}
-	for _, do := range []func() error{
-		c.enter, c.quiet, c.uplink, c.rules, c.bridge, c.overlay, c.route, c.guests, c.entries, c.onHost, c.forward,
+	for _, step := range []struct {
+		kind string
+		do   func() error
+	}{
+		{kindNamespace, c.enter}, {kindNamespace, c.quiet}, {kindDevice, c.uplink}, {kindRules, c.rules}, {kindDevice, c.bridge}, {kindDevice, c.overlay},
+		{kindNetwork, c.route}, {kindTAP, c.guests}, {kindNetwork, c.entries}, {kindNetwork, c.onHost}, {kindNamespace, c.forward},
 	} {
-		if err := do(); err != nil {
+		c.kind = step.kind
+		if err := step.do(); err != nil {
 			return c.done, err
 		}
 	}
@@ -38,11 +43,12 @@ type convergence struct {
 	s     *segment
 	under underlay
 	links links
-	done  []string
+	kind  string // of the things that the step under way is about
+	done  []deed
 }
 
 func (c *convergence) did(format string, args ...any) {
-	c.done = append(c.done, fmt.Sprintf(format, args...))
+	c.done = append(c.done, deed{c.kind, fmt.Sprintf(format, args...)})
 }
 
 // enter opens the namespace, names it again where somebody has taken its name away, or makes it.

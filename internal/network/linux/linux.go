@@ -64,6 +64,8 @@ type Network struct {
 	mu       sync.Mutex
 	segments map[string]*segment
 	vms      map[string]*machine
+
+	audited findings
 }
 
 var _ network.Network = (*Network)(nil)

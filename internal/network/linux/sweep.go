@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+
+	"imp.dev/imp/internal/network"
 )
 
 // Run holds the kernel against the state until ctx ends: at once, and every ten seconds.
@@ -29,6 +31,7 @@ func (n *Network) Run(ctx context.Context) {
 // Sweep repairs what differs, on the host and in every network, and removes what is nobody's. Each repair is a line in the log;
 // what cannot be repaired is the network's Status.Problem.
 func (n *Network) Sweep(ctx context.Context) {
+	n.audited.begin()
 	if err := n.removeOrphans(); err != nil {
 		n.o.Log.Error("leftovers of networks were not removed", "error", err)
 	}
@@ -50,15 +53,16 @@ func (s *segment) sweep() {
 	if s.forgot {
 		return
 	}
-	var done []string
+	var done []deed
 	var err error
 	if len(s.guests) == 0 {
 		err = s.dismantle()
 	} else {
 		done, err = s.converge()
 	}
-	for _, what := range done {
-		s.n.o.Log.Warn("network was repaired", "network", s.id, "namespace", s.namespace, "what", what)
+	for _, d := range done {
+		s.n.o.Log.Warn("network was repaired", "network", s.id, "namespace", s.namespace, "what", d.what)
+		s.n.audited.add(network.Finding{Kind: d.kind, Network: s.id, Name: s.String() + ": " + d.what, Repaired: true})
 	}
 	problem := ""
 	if err != nil {
@@ -70,6 +74,9 @@ func (s *segment) sweep() {
 		s.n.o.Log.Error("network is not as it should be", "network", s.id, "namespace", s.namespace, "error", problem)
 	}
 	s.problem = problem
+	if problem != "" {
+		s.n.audited.add(network.Finding{Kind: kindNetwork, Network: s.id, Name: s.String(), Problem: problem})
+	}
 }
 
 // egressMissing says that the interface which guests' traffic has to leave by is not there.
@@ -89,6 +96,7 @@ func (h *host) sweep() {
 	done, err := h.ensure()
 	for _, what := range done {
 		h.n.o.Log.Warn("host's network was repaired", "what", what)
+		h.n.audited.add(network.Finding{Kind: kindRules, Name: what, Repaired: true})
 	}
 	problem := ""
 	if err != nil {
@@ -98,6 +106,9 @@ func (h *host) sweep() {
 		h.n.o.Log.Error("host's network is not as it should be", "error", problem)
 	}
 	h.problem = problem
+	if problem != "" {
+		h.n.audited.add(network.Finding{Kind: kindNetwork, Name: "the host's network", Problem: problem})
+	}
 }
 
 // removeOrphans removes namespaces and devices that bear our mark and belong to no network. What is there is listed before what
@@ -120,7 +131,9 @@ func (n *Network) removeOrphans() error {
 		if !strings.HasPrefix(e.Name(), n.names.namespacePrefix()) || namespaces[e.Name()] {
 			continue
 		}
-		if err := removeNamespace(filepath.Join(n.o.NamespaceDir, e.Name())); err != nil {
+		err := removeNamespace(filepath.Join(n.o.NamespaceDir, e.Name()))
+		n.audited.orphan(kindNamespace, filepath.Join(n.o.NamespaceDir, e.Name()), err)
+		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -130,7 +143,13 @@ func (n *Network) removeOrphans() error {
 		if ends[l.Attrs().Name] || !n.orphaned(l) {
 			continue
 		}
-		if err := n.host.space.unlink(l.Attrs().Name); err != nil {
+		err := n.host.space.unlink(l.Attrs().Name)
+		kind := kindDevice
+		if l.Type() == "tuntap" {
+			kind = kindTAP
+		}
+		n.audited.orphan(kind, l.Attrs().Name, err)
+		if err != nil {
 			errs = append(errs, err)
 			continue
 		}

@@ -41,5 +41,8 @@ func (Network) Detach(context.Context, string) error { return nil }
 // Attached implements network.Network.
 func (Network) Attached(context.Context) ([]string, error) { return nil, nil }
 
+// Audit implements network.Network.
+func (Network) Audit(context.Context, bool) ([]network.Finding, error) { return nil, nil }
+
 // Counters implements network.Network.
 func (Network) Counters(context.Context) ([]network.Counters, error) { return nil, nil }

@@ -225,4 +225,4 @@ func (d *Driver) Destroy(ctx context.Context, c vmm.Config, h vmm.Handle) error 
 }
 
 // Runs implements vmm.Driver.
-func (d *Driver) Runs(context.Context) ([]string, error) { return d.runner.Runs() }
+func (d *Driver) Runs(context.Context) ([]vmm.Found, error) { return d.runner.Runs() }

@@ -246,7 +246,9 @@ func (r *Runner) Destroy(ctx context.Context, c vmm.Config, h vmm.Handle) error 
 			return fmt.Errorf("destroying run: %w", err)
 		}
 		errs = append(errs, g.Kill(ctx), g.Remove(ctx))
-	} else {
+	}
+	// Without a handle a process that was taken out of its cgroup is found by its mark alone.
+	if r.Cgroups == nil || h.Driver == "" {
 		marked, err := findMarked(r.mark(c.Cgroup))
 		errs = append(errs, err)
 		for _, m := range marked {
@@ -273,18 +275,43 @@ func (r *Runner) killIdentity(ctx context.Context, id process.Identity) error {
 	return process.KillWait(ctx, p)
 }
 
-// Runs lists the names of the cgroups of this instance; without cgroups, of its marked processes.
-func (r *Runner) Runs() ([]string, error) {
+// Runs lists the cgroups of this instance with what is in them, and its marked processes wherever they are.
+func (r *Runner) Runs() ([]vmm.Found, error) {
+	var found []vmm.Found
+	inside := map[int]bool{}
 	if r.Cgroups != nil {
-		return r.Cgroups.List()
+		names, err := r.Cgroups.List()
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			found = append(found, vmm.Found{Cgroup: name, Kind: vmm.FoundCgroup, Name: r.Cgroups.Path(name)})
+			g, err := r.Cgroups.Group(name)
+			if err != nil {
+				continue // not of our making: nothing is known of what is in it
+			}
+			pids, err := g.Procs()
+			if err != nil {
+				return nil, err
+			}
+			for _, pid := range pids {
+				inside[pid] = true
+				found = append(found, vmm.Found{Cgroup: name, Kind: vmm.FoundProcess, Name: fmt.Sprintf("pid %d", pid)})
+			}
+		}
 	}
 	marked, err := findMarked(r.mark(""))
-	names := make([]string, 0, len(marked))
 	for _, m := range marked {
-		names = append(names, m.name)
+		if inside[m.identity.PID] {
+			continue
+		}
+		name := fmt.Sprintf("pid %d", m.identity.PID)
+		if r.Cgroups != nil {
+			name += ", outside its cgroup"
+		}
+		found = append(found, vmm.Found{Cgroup: m.name, Kind: vmm.FoundProcess, Name: name, Outside: r.Cgroups != nil})
 	}
-	slices.Sort(names)
-	return slices.Compact(names), err
+	return found, err
 }
 
 // size of a file, 0 if it cannot be read.

@@ -59,6 +59,7 @@ func Run(t *testing.T, f Fixture) {
 	t.Run("an end is told alike whoever looks and whenever", s.outcomes)
 	t.Run("destroying is idempotent and leaves nothing", s.destroy)
 	t.Run("a run whose start was never written down is found and destroyed", s.destroyUnrecorded)
+	t.Run("a run that was taken out of its cgroup is found by its mark and destroyed", s.destroyMoved)
 	t.Run("recovering matches no stranger", s.strangers)
 	t.Run("a run that lives is not started again", s.twice)
 	t.Run("a start that fails says why and leaves nothing", s.broken)
@@ -170,15 +171,24 @@ func isDone(i vmm.Instance) bool {
 	}
 }
 
+// found gives what Runs tells of the run of c.
+func (s suite) found(t *testing.T, d vmm.Driver, c vmm.Config) []vmm.Found {
+	t.Helper()
+	all, err := d.Runs(s.context(t))
+	if err != nil {
+		t.Errorf("listing runs: %v", err)
+	}
+	return slices.DeleteFunc(all, func(f vmm.Found) bool { return f.Cgroup != c.Cgroup })
+}
+
 // nothingLeft checks that of the run only evidence is there.
 func (s suite) nothingLeft(t *testing.T, d vmm.Driver, c vmm.Config, pid int) {
 	t.Helper()
 	if pid != 0 && alive(pid) {
 		t.Errorf("the process %d lives", pid)
 	}
-	runs, err := d.Runs(s.context(t))
-	if err != nil || slices.Contains(runs, c.Cgroup) {
-		t.Errorf("runs on the host: %v, %v", runs, err)
+	if found := s.found(t, d, c); len(found) != 0 {
+		t.Errorf("on the host there are still %v", found)
 	}
 	entries, _ := os.ReadDir(c.Dir)
 	for _, e := range entries {
@@ -204,8 +214,9 @@ func (s suite) forgetAndRecover(t *testing.T) {
 	if before.State != vmm.Running || before.Cause != vmm.CauseUnknown {
 		t.Fatalf("evidence after the start: %+v", before)
 	}
-	if runs, err := d.Runs(s.context(t)); err != nil || !slices.Contains(runs, c.Cgroup) {
-		t.Errorf("runs: %v, %v", runs, err)
+	process := vmm.Found{Cgroup: c.Cgroup, Kind: vmm.FoundProcess, Name: "pid " + itoa(first.PID())}
+	if found := s.found(t, d, c); !slices.Contains(found, process) {
+		t.Errorf("of the run there are %v, want %v among them", found, process)
 	}
 	if err := first.Close(); err != nil {
 		t.Errorf("closing: %v", err)
