@@ -231,9 +231,3 @@ func (w *worker) remove(assignment int64, how machine.Removal) (machine.Status, 
 func stale(format string, args ...any) error {
 	return fault.Errorf(fault.StaleAssignment, "accepting order", format, args...)
 }
-
-func (w *worker) stepNow() plan.Kind {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.step.Kind
-}
