@@ -88,7 +88,7 @@ func NewCommand() *cobra.Command {
 	cmd.AddCommand(&cobra.Command{
 		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
 		Run: func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), version.Long()) },
-	})
+	}, newDoctor())
 	return cmd
 }
 

@@ -59,27 +59,34 @@ const readyPeriod = 30 * time.Second
 type observer struct {
 	driver   *measuredDriver
 	boot     *prometheus.HistogramVec
+	starts   prometheus.Counter
 	exits    *prometheus.CounterVec
 	restarts prometheus.Counter
 	retries  prometheus.Counter
 	adopted  prometheus.Counter
+	silent   prometheus.Counter
 	states   *prometheus.GaugeVec
-	synced   bool
 
 	mu   sync.Mutex // guards last, which is read with each scrape
 	last map[string]machine.Status
+	// before has VMs of which nothing was told yet, as they were when this process began.
+	before map[string]machine.Status
 }
 
-func newObserver(r prometheus.Registerer, d *measuredDriver) *observer {
+// newObserver makes the figures. They are of this process: what Status counts over a VM's life, over restarts of the runtime too, is
+// compared with before, so that a restart makes no figure jump, and what happened while no runtime was there is counted by the next one.
+func newObserver(r prometheus.Registerer, d *measuredDriver, before map[string]machine.Status) *observer {
 	name := func(n, help string) prometheus.Opts {
 		return prometheus.Opts{Namespace: metrics.Namespace, Name: n, Help: help}
 	}
 	o := &observer{
-		driver: d, last: map[string]machine.Status{},
+		driver: d, last: map[string]machine.Status{}, before: before,
 		boot: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: metrics.Namespace, Name: "vm_boot_latency_seconds", Buckets: metrics.LatencyBuckets(),
 			Help: "Time a stage of a VM's start took: pull, disk, network, vmm, kernel, guest, workload, and total.",
 		}, []string{"stage"}),
+		starts:   prometheus.NewCounter(prometheus.CounterOpts(name("vm_starts_total", "VMMs started."))),
+		silent:   prometheus.NewCounter(prometheus.CounterOpts(name("vm_guest_silent_total", "Times a guest whose VMM lives stopped answering."))),
 		exits:    prometheus.NewCounterVec(prometheus.CounterOpts(name("vm_exits_total", "Incarnations that ended, by verdict.")), []string{"verdict"}),
 		restarts: prometheus.NewCounter(prometheus.CounterOpts(name("vm_restarts_total", "Incarnations after the first."))),
 		retries:  prometheus.NewCounter(prometheus.CounterOpts(name("vm_step_retries_total", "Steps that failed and are tried again."))),
@@ -90,7 +97,7 @@ func newObserver(r prometheus.Registerer, d *measuredDriver) *observer {
 	defer d.mu.Unlock()
 	d.launches = prometheus.NewCounterVec(prometheus.CounterOpts(name("vmm_launches_total", "VMMs launched, by result.")), []string{"result"})
 	d.usable = prometheus.NewGauge(prometheus.GaugeOpts(name("runtime_ready", "1 while the runtime serves and can start VMs.")))
-	r.MustRegister(o.boot, o.exits, o.restarts, o.retries, o.adopted, o.states, d.launches, d.usable)
+	r.MustRegister(o.boot, o.starts, o.silent, o.exits, o.restarts, o.retries, o.adopted, o.states, d.launches, d.usable)
 	return o
 }
 
@@ -109,9 +116,6 @@ func (o *observer) run(ctx context.Context, s machine.Service) error {
 		}
 	}()
 	err := s.Watch(ctx, func(u machine.Update) error {
-		if u.Synced {
-			o.synced = true
-		}
 		if u.Status != nil {
 			o.update(*u.Status)
 		}
@@ -123,12 +127,18 @@ func (o *observer) run(ctx context.Context, s machine.Service) error {
 	return err
 }
 
-// update compares a status with the last one of its VM. What was there before the runtime was, is not news.
+// update compares a status with the last one of its VM.
 func (o *observer) update(now machine.Status) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	was, known := o.last[now.ID]
-	if known {
+	if !known {
+		was = o.before[now.ID]
+		delete(o.before, now.ID)
+		if was.ID == "" && now.State == machine.Removed {
+			return // a tombstone that was told before
+		}
+	} else {
 		o.states.WithLabelValues(string(was.State)).Dec()
 	}
 	if now.State == machine.Removed {
@@ -136,9 +146,6 @@ func (o *observer) update(now machine.Status) {
 	} else {
 		o.last[now.ID] = now
 		o.states.WithLabelValues(string(now.State)).Inc()
-	}
-	if !o.synced {
-		return
 	}
 	if was.Assignment != now.Assignment {
 		was.Counters, was.StartedAt = machine.Counters{}, nil
@@ -151,8 +158,10 @@ func (o *observer) update(now machine.Status) {
 	add(o.restarts, was.Counters.Restarts, now.Counters.Restarts)
 	add(o.retries, was.Counters.Retries, now.Counters.Retries)
 	add(o.adopted, was.Counters.Adopted, now.Counters.Adopted)
-	if now.LastExit != nil {
-		add(o.exits.WithLabelValues(string(now.LastExit.Verdict)), was.Counters.Exits, now.Counters.Exits)
+	add(o.starts, was.Counters.Starts, now.Counters.Starts)
+	add(o.silent, was.Counters.Silent, now.Counters.Silent)
+	for verdict, n := range now.Counters.Ends {
+		add(o.exits.WithLabelValues(string(verdict)), was.Counters.Ends[verdict], n)
 	}
 	if now.StartedAt != nil && (was.StartedAt == nil || !was.StartedAt.Equal(*now.StartedAt)) {
 		o.started(now.Timings)

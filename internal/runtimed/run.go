@@ -58,9 +58,11 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 		return err
 	}
 	registry := metrics.NewRegistry("imp-runtime")
-	observed := newObserver(registry, p.driver)
+	observed := newObserver(registry, p.driver, p.engine.TakeLoaded())
 	registry.MustRegister(newTraffic(p.network, observed.nameOf))
 	server := rpc.NewServer(informed{Service: p.engine, kernel: p.driver.kernel}, peers(o))
+	rpc.RegisterKeeper(server, p.engine, administrators())
+	registry.MustRegister(newOrphans(p.engine.Audited))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Serve(ctx, o.MetricsAddr, registry) })
 	group.Go(func() error { return observed.run(ctx, p.engine) })
@@ -90,6 +92,9 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 func peers(o Options) []uint32 {
 	return []uint32{0, uint32(os.Geteuid()), uint32(o.AgentUID)}
 }
+
+// administrators are the users that may use the Keeper: root, and who the runtime runs as where that is not root.
+func administrators() []uint32 { return []uint32{0, uint32(os.Geteuid())} }
 
 // parts of a runtime that serves.
 type parts struct {

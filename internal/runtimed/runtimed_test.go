@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		cmd.SetArgs(os.Args[2:])
 		if err := cmd.ExecuteContext(ctx); err != nil {
 			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+			os.Exit(runtimed.ExitCode(err))
 		}
 		os.Exit(0)
 	}

@@ -96,7 +96,9 @@ type Engine struct {
 	unreadable map[string]string
 	// reaping holds the IDs of what is being removed as nobody's, each until its channel is closed.
 	reaping map[string]chan struct{}
-	closed  bool
+	// loaded is what the records said of VMs before anything was done in this process.
+	loaded map[string]machine.Status
+	closed bool
 
 	capabilitiesMu sync.Mutex
 	capabilities   vmm.Capabilities
@@ -158,7 +160,9 @@ func (e *Engine) load() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.clock.Now()
+	e.loaded = make(map[string]machine.Status, len(loaded.Records))
 	for id, r := range loaded.Records {
+		e.loaded[id] = plan.Status(r, plan.Step{}, "")
 		e.startWorker(id, plan.Reloaded(r, now))
 	}
 	return nil
@@ -180,6 +184,16 @@ func (e *Engine) startWorkerWith(id string, r plan.Record, prepare func(*worker)
 	}()
 	e.hub.publish(id)
 	return w
+}
+
+// TakeLoaded gives, once, the VMs as the records told of them when this process began, by ID: who counts what happens since then begins
+// there, because the first Watch may come later than the first events.
+func (e *Engine) TakeLoaded() map[string]machine.Status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	loaded := e.loaded
+	e.loaded = nil
+	return loaded
 }
 
 // Instance is the id of the state directory.
