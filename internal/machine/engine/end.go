@@ -134,7 +134,7 @@ func (w *worker) doDestroyVMM(ctx context.Context, _ plan.Step) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	next := w.record.Clone()
-	next.VMMDestroyed()
+	next.VMMDestroyed(w.engine.clock.Now())
 	if err := w.commitLocked(next); err != nil {
 		return err
 	}

@@ -115,9 +115,9 @@ func TestNext(t *testing.T) {
 		"a tombstone stays a day":                                     {view(removed, func(v *View) { v.Record.Tombstoned(noon) }, later(23*time.Hour)), Watch},
 		"and is then forgotten":                                       {view(removed, func(v *View) { v.Record.Tombstoned(noon) }, later(24*time.Hour)), Forget},
 		"a successor takes the tombstone's place":                     {view(removed, func(v *View) { v.Record.Tombstoned(noon); v.Record.Successor = &machine.Spec{Assignment: 2} }), Succeed},
-		"a finished VM frees its disk":                                {view(running, concluded(machine.Failed), func(v *View) { v.Record.VMMDestroyed() }), FreeDisk},
-		"a persistent VM that failed waits for its next try":          {view(persistent, running, concluded(machine.Failed), func(v *View) { v.Record.VMMDestroyed() }), WaitUntil},
-		"a persistent VM that rebooted is launched at once":           {view(persistent, running, concluded(machine.GuestReboot), func(v *View) { v.Record.VMMDestroyed() }), StartVMM},
+		"a finished VM frees its disk":                                {view(running, concluded(machine.Failed), func(v *View) { v.Record.VMMDestroyed(noon) }), FreeDisk},
+		"a persistent VM that failed waits for its next try":          {view(persistent, running, concluded(machine.Failed), func(v *View) { v.Record.VMMDestroyed(noon) }), WaitUntil},
+		"a persistent VM that rebooted is launched at once":           {view(persistent, running, concluded(machine.GuestReboot), func(v *View) { v.Record.VMMDestroyed(noon) }), StartVMM},
 		"a deadline ends a running VM politely":                       {view(running, func(v *View) { v.Record.Spec.Deadline = &noon }), Stop},
 		"a deadline ends a VM that never started":                     {view(func(v *View) { v.Record.Spec.Deadline = &noon }), Finish},
 		"a step that failed waits":                                    {view(func(v *View) { v.Record.StepFailed(EnsureImage, fault.Of(errors.New("x")), time.Second, noon) }), WaitUntil},
@@ -202,8 +202,16 @@ func TestJudge(t *testing.T) {
 		"a one-shot of which nobody knows whether it began": {with(func(x *Testimony) { x.Boot = half }), machine.Lost, -1, "under way"},
 		"the same of a persistent VM is a kill":             {with(func(x *Testimony) { x.Boot = half; x.Lifecycle = machine.Persistent }), machine.VMMKilled, -1, ""},
 		"evidence that cannot be had":                       {with(func(x *Testimony) { x.EvidenceErr = errors.New("gone") }), machine.Lost, -1, "gone"},
-		"an end by order":                                   {with(func(x *Testimony) { x.Ordered = machine.Stopped; x.Report = &guestv1.Exit{Code: 143} }), machine.Stopped, 143, "143"},
-		"a deadline":                                        {with(func(x *Testimony) { x.Ordered = machine.DeadlineExceeded; x.Why = "no answer" }), machine.DeadlineExceeded, -1, "deadline"},
+		"a guest that fell silent":                          {with(func(x *Testimony) { x.Hung = true; x.Why = "silent for 1m" }), machine.GuestHung, -1, "silent"},
+		"one whose evidence cannot be had":                  {with(func(x *Testimony) { x.Hung, x.EvidenceErr = true, errors.New("gone") }), machine.GuestHung, -1, ""},
+		"one that said how it ended before":                 {with(func(x *Testimony) { x.Hung = true; x.Console = []byte("IMP_FAILED code=3 id=abc\n") }), machine.Failed, 3, ""},
+		"one whose kernel said why": {with(func(x *Testimony) {
+			x.Hung = true
+			x.Console = []byte("x\r\n[   12.345678] Kernel panic - not syncing: VFS\r\n[ 12.4] ---\r\n")
+		}), machine.GuestPanic, -1, "VFS"},
+		"one whose workload speaks of panics": {with(func(x *Testimony) { x.Hung = true; x.Console = []byte("Kernel panic - not syncing\n") }), machine.GuestHung, -1, ""},
+		"an end by order":                     {with(func(x *Testimony) { x.Ordered = machine.Stopped; x.Report = &guestv1.Exit{Code: 143} }), machine.Stopped, 143, "143"},
+		"a deadline":                          {with(func(x *Testimony) { x.Ordered = machine.DeadlineExceeded; x.Why = "no answer" }), machine.DeadlineExceeded, -1, "deadline"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

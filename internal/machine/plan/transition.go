@@ -13,7 +13,7 @@ import (
 
 // New is the record of a VM that was just accepted.
 func New(spec machine.Spec, now time.Time) Record {
-	return begin(spec, accepted(spec), now)
+	return begin(spec, accepted(spec, now), now)
 }
 
 func begin(spec machine.Spec, h restart.History, now time.Time) Record {
@@ -251,7 +251,10 @@ func kindOf(v machine.Verdict) (restart.Kind, bool) {
 func (r *Record) Acknowledged(now time.Time) { r.Boot.AckedAt = &now }
 
 // VMMDestroyed notes that nothing of the run is left on the host.
-func (r *Record) VMMDestroyed() { r.Boot = nil }
+func (r *Record) VMMDestroyed(now time.Time) {
+	r.Boot = nil
+	r.showHalt(now)
+}
 
 // DiskFreed notes that link and private disk are gone.
 func (r *Record) DiskFreed() { r.Image, r.Disk = nil, nil }

@@ -190,8 +190,8 @@ func in(h restart.History, now time.Time) string {
 }
 
 // accepted is the history a VM begins with on this node.
-func accepted(spec machine.Spec) restart.History {
-	h := spec.History
+func accepted(spec machine.Spec, now time.Time) restart.History {
+	h := bounded(spec.History, spec.Restart, now)
 	if h.Elsewhere {
 		h = h.Tried() // it was placed anew: this is the try it waited for
 	}
@@ -251,26 +251,34 @@ func (r *Record) ended(e machine.Exit) {
 // maxStepRetry is more than any step that failed ever waits.
 const maxStepRetry = 10 * time.Minute
 
+// noLater gives t, or now if that is sooner.
+func noLater(t *time.Time, now time.Time) *time.Time {
+	if t != nil && t.After(now) {
+		return &now
+	}
+	return t
+}
+
+// bounded is a history by another clock, as it can be by this one: nothing has happened yet that is to come, and no wait is longer
+// than the policy makes any.
+func bounded(h restart.History, p restart.Policy, now time.Time) restart.History {
+	p = p.OrDefault()
+	longest := max(p.MaxDelay, restart.Default().MaxDelay) // failed starts of one-shots go by the default
+	if h.ExhaustedAt != nil {
+		longest = max(longest, p.CoolDown)
+	}
+	h.ExhaustedAt, h.LastFailureAt = noLater(h.ExhaustedAt, now), noLater(h.LastFailureAt, now)
+	end := now.Add(longest)
+	h.NextTryAt = noLater(h.NextTryAt, end)
+	return h
+}
+
 // Reloaded is a record as another process of the runtime takes it up at now. The host's clock may have been set back meanwhile: no
 // wait becomes longer by that than it was meant to be. (Within one process waits go by the monotonic clock.)
 func Reloaded(r Record, now time.Time) Record {
 	r = r.Clone()
-	past := func(t *time.Time) *time.Time {
-		if t != nil && t.After(now) {
-			return &now
-		}
-		return t
-	}
-	p := r.Spec.Restart.OrDefault()
-	longest := max(p.MaxDelay, restart.Default().MaxDelay) // failed starts of one-shots go by the default
-	if r.History.ExhaustedAt != nil {
-		r.History.ExhaustedAt, longest = past(r.History.ExhaustedAt), max(longest, p.CoolDown)
-	}
-	if at := r.History.NextTryAt; at != nil && at.Sub(now) > longest {
-		until := now.Add(longest)
-		r.History.NextTryAt = &until
-	}
-	r.History.LastFailureAt = past(r.History.LastFailureAt)
+	r.History = bounded(r.History, r.Spec.Restart, now)
+	past := func(t *time.Time) *time.Time { return noLater(t, now) }
 	r.RemovedAt = past(r.RemovedAt)
 	if r.Retry != nil && r.Retry.NotBefore.Sub(now) > maxStepRetry {
 		r.Retry.NotBefore = now.Add(maxStepRetry)
