@@ -139,6 +139,7 @@ func TestKilledRuntime(t *testing.T) {
 			h.Service = p.client
 		}
 		h.Stop = func(*testing.T) { p.kill() }
+		h.SetSilence = func(d time.Duration) { p.args = append(p.args, "--guest-silence="+d.String()) }
 		h.Start(t)
 		t.Cleanup(func() {
 			p.kill()

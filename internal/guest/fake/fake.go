@@ -63,7 +63,10 @@ func New(s Script, options ...Option) *Guest {
 		running: make(chan struct{}), ended: make(chan struct{}), off: make(chan struct{}),
 	}
 	g.hung = make(chan struct{})
-	g.hang = sync.OnceFunc(func() { close(g.hung) })
+	g.hang = sync.OnceFunc(func() {
+		close(g.hung)
+		_, _ = io.WriteString(g.console, "[    2.000000] "+HangWords+"\n")
+	})
 	for _, o := range options {
 		o(g)
 	}
@@ -199,7 +202,7 @@ func (g *Guest) Configure(_ context.Context, c guestv1.Configure) error {
 }
 
 // Start implements server.Handler.
-func (g *Guest) Start(ctx context.Context, s guestv1.Start) error {
+func (g *Guest) Start(_ context.Context, s guestv1.Start) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -209,8 +212,7 @@ func (g *Guest) Start(ctx context.Context, s guestv1.Start) error {
 		return guest.ErrConflict
 	case g.script.HangAtStart:
 		g.hang()
-		<-ctx.Done()
-		return ctx.Err()
+		select {} // whatever it returned might still be heard
 	case g.script.StartError != "":
 		return &guest.RefusedError{Code: guestv1.CodeInvalid, Message: g.script.StartError}
 	case g.configured == nil || g.configErr != nil:

@@ -42,6 +42,9 @@ type Script struct {
 	DropEveryMillis int64 `json:"dropEveryMillis,omitempty"`
 }
 
+// HangWords are on the console of a guest that hangs.
+const HangWords = "rcu: INFO: rcu_sched self-detected stall on CPU"
+
 // Exit of the scripted workload.
 type Exit struct {
 	AfterMillis int64  `json:"afterMillis,omitempty"`

@@ -24,3 +24,7 @@ func TestMain(m *testing.M) {
 func TestService(t *testing.T) {
 	machinetest.Run(t, func(t *testing.T) *machinetest.Harness { return machinetest.NewEngine(t, nil) })
 }
+
+func TestTheRuntimeMayDieAnywhere(t *testing.T) {
+	machinetest.RunCrashes(t, func(t *testing.T) *machinetest.Harness { return machinetest.NewEngine(t, nil) })
+}

@@ -35,6 +35,10 @@ type Harness struct {
 	Stop, Start func(t *testing.T)
 	// Reboot boots the host anew, nil where that cannot be shown: no process and nothing in RunDir is left, the boot id is another.
 	Reboot func(t *testing.T)
+	// SetSilence sets plan.Limits.Silence for the next Start.
+	SetSilence func(d time.Duration)
+	// SetFailpoint sets engine.Config.Failpoint from now on, nil is none; nil where that cannot be done.
+	SetFailpoint func(f func(point string) error)
 	// Instance of the runtime, which marks its processes.
 	Instance func() string
 	// Images of the node; nil where they cannot be steered, and the checks that need that are left out.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -44,10 +45,13 @@ func NewEngine(t *testing.T, wrap func(t *testing.T, s machine.Service) (machine
 		t.Fatal(err)
 	}
 	unwrap := func() {}
+	settings := &settings{silence: plan.DefaultLimits().Silence}
+	h.SetSilence = func(d time.Duration) { settings.silence = d }
+	h.SetFailpoint = func(f func(string) error) { settings.failpoint.Store(&f) }
 	h.Instance = func() string { return e.Instance() }
 	h.Start = func(t *testing.T) {
 		t.Helper()
-		e = startEngine(t, h, network, log, bootID)
+		e = startEngine(t, h, network, log, bootID, settings)
 		h.Service = e
 		if wrap != nil {
 			h.Service, unwrap = wrap(t, e)
@@ -92,7 +96,20 @@ func killAll(t *testing.T, h *Harness) {
 	eventually(t, "an end of all VMMs", func() bool { return len(h.PIDs(t, "")) == 0 })
 }
 
-func startEngine(t *testing.T, h *Harness, network *networkfake.Network, log *syncBuffer, bootID string) *engine.Engine {
+// settings of the engines of one harness.
+type settings struct {
+	silence   time.Duration
+	failpoint atomic.Pointer[func(string) error]
+}
+
+func (s *settings) reach(point string) error {
+	if f := s.failpoint.Load(); f != nil && *f != nil {
+		return (*f)(point)
+	}
+	return nil
+}
+
+func startEngine(t *testing.T, h *Harness, network *networkfake.Network, log *syncBuffer, bootID string, set *settings) *engine.Engine {
 	t.Helper()
 	logger := slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	records, err := engine.OpenRecords(h.StateDir, logger)
@@ -109,12 +126,14 @@ func startEngine(t *testing.T, h *Harness, network *networkfake.Network, log *sy
 	clk := clock.RealClock{}
 	limits := plan.DefaultLimits()
 	limits.Boot, limits.Kill, limits.Off = 5*time.Second, time.Second, 2*time.Second
+	limits.Silence = set.silence
 	e, err := engine.New(engine.Config{
 		Records: records, StateDir: h.StateDir, RunDir: h.RunDir,
 		Driver: vmmfake.New(vmmfake.Options{Launcher: process.New(process.Options{}), Instance: records.Instance(), Cgroups: tree, Log: logger, Clock: clk}),
 		Images: h.Images, Disks: Disks{}, Network: network,
 		Guest:  func(dial guest.Dialer) guest.Client { return channel.New(dial, clk, logger) },
 		Budget: plan.Need{VCPU: 32, MemoryMiB: 32 << 10, DiskGiB: 1 << 10}, HostBootID: bootID, Limits: limits, MaxBoots: 4, Architecture: "amd64", Clock: clk, Log: logger,
+		Failpoint: set.reach,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -4,10 +4,15 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
+	"imp.dev/imp/internal/cgroup"
+	guestfake "imp.dev/imp/internal/guest/fake"
 	"imp.dev/imp/internal/machine"
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 )
@@ -15,12 +20,17 @@ import (
 // outcomeDelay lets a test take the runtime down between the workload's start and its end.
 const outcomeDelay = 1500 * time.Millisecond
 
+// shortSilence makes a guest that hangs count as one within a test, and is long for a machine that is busy.
+const shortSilence = 3 * time.Second
+
 type outcome struct {
 	name    string
 	script  vmmfake.Script
 	kill    bool
 	verdict machine.Verdict
 	code    int32
+	// silence, when set, is what the runtime grants a guest that answers nothing.
+	silence time.Duration
 }
 
 func outcomes() []outcome {
@@ -31,6 +41,8 @@ func outcomes() []outcome {
 		{name: "power-off", script: ends(vmmfake.PowerOff, outcomeDelay), verdict: machine.GuestPowerOff},
 		{name: "reboot", script: ends(vmmfake.Reboot, outcomeDelay), verdict: machine.GuestReboot},
 		{name: "kill -9 of the VMM", kill: true, verdict: machine.VMMKilled},
+		{name: "a guest that hangs", script: vmmfake.Script{Guest: guestfake.Script{HangAfterMillis: outcomeDelay.Milliseconds()}}, verdict: machine.GuestHung, silence: shortSilence},
+		{name: "a VMM that needs more memory than it may have", script: ends(vmmfake.OOM, outcomeDelay), verdict: machine.OOMKilled},
 		{name: "a VMM that gives up", script: ends(vmmfake.Error, outcomeDelay), verdict: machine.VMMFailed},
 	}
 }
@@ -50,6 +62,13 @@ func outcomeChecks() []Check {
 }
 
 func (o outcome) run(t *testing.T, h *Harness, when string) {
+	if o.verdict == machine.OOMKilled && !limitsMemory(t) {
+		t.Skip("this host has no cgroups to limit memory with, or this is not root")
+	}
+	if o.silence > 0 {
+		h.SetSilence(o.silence)
+		h.Restart(t)
+	}
 	s := NewSpec(WithScript(o.script))
 	ensure(t, h, s)
 	st := awaitState(t, h, s.ID, machine.Running)
@@ -75,6 +94,12 @@ func (o outcome) run(t *testing.T, h *Harness, when string) {
 	if end.Final.Verdict != o.verdict {
 		t.Fatalf("final is %s, want %s\nlog:\n%s", pretty(end.Final), o.verdict, logTail(h, s.ID))
 	}
+	if n := end.Counters.Ends[o.verdict]; n != 1 {
+		t.Fatalf("%d ends are counted as %s: %s", n, o.verdict, pretty(end.Counters))
+	}
+	if failed := o.verdict != machine.Succeeded; failed != (end.LastFailure != nil) || (failed && string(end.LastFailure.Reason) != string(o.verdict)) {
+		t.Fatalf("last failure is %s", pretty(end.LastFailure))
+	}
 	told := o.verdict == machine.Succeeded || o.verdict == machine.Failed
 	if told != (end.Final.Code != nil) || (told && *end.Final.Code != o.code) {
 		t.Fatalf("final is %s, want code %d", pretty(end.Final), o.code)
@@ -90,10 +115,36 @@ func (o outcome) run(t *testing.T, h *Harness, when string) {
 	noLeftovers(t, h)
 }
 
+func limitsMemory(t *testing.T) bool {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		return false
+	}
+	tree, err := cgroup.Open(cgroup.Options{Instance: "probe-" + uuid.NewString()})
+	if err != nil {
+		return false
+	}
+	defer func() {
+		if err := tree.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	return !slices.Contains(tree.Missing(), "memory")
+}
+
+// hangs says that the fake guest of VM id has said its last word.
+func hangs(h *Harness, id string) bool {
+	b, _ := os.ReadFile(filepath.Join(h.StateDir, "vm", id, "console.log"))
+	return strings.Contains(string(b), guestfake.HangWords)
+}
+
 // happened looks at what the fake VMM leaves in files, for the runtime cannot be asked.
 func (o outcome) happened(h *Harness, id string, processes int) bool {
-	if o.kill || o.verdict == machine.VMMFailed {
+	if o.kill || o.verdict == machine.VMMFailed || o.verdict == machine.OOMKilled {
 		return processes == 0
+	}
+	if o.verdict == machine.GuestHung {
+		return hangs(h, id)
 	}
 	if o.verdict == machine.Succeeded || o.verdict == machine.Failed {
 		b, _ := os.ReadFile(filepath.Join(h.StateDir, "vm", id, "console.log"))

@@ -19,7 +19,7 @@ func RunWithoutImages(t *testing.T, newHarness func(t *testing.T) *Harness) {
 }
 
 func run(t *testing.T, newHarness func(t *testing.T) *Harness, images bool) {
-	for _, group := range [][]Check{endChecks(), orderChecks(), startChecks(), stateChecks(), networkChecks(), churnChecks(), outcomeChecks()} {
+	for _, group := range [][]Check{endChecks(), orderChecks(), startChecks(), stateChecks(), networkChecks(), churnChecks(), outcomeChecks(), supervisionChecks()} {
 		for _, c := range group {
 			if c.Images && !images {
 				continue
