@@ -10,6 +10,7 @@
 //	                                                     │                                           │
 //	                                                 DestroyVMM  ◄───────────── Acknowledge ◄────────┤
 //	                                                     │                                      (Final set)
+//	                                                     │              halted, retries used up, to be placed elsewhere: idle, with the disk
 //	                              removal: Detach → FreeDisk → WriteTombstone      finished: Detach → FreeDisk → idle
 //
 // What must never break: a record says that a workload's start is being sent before it is sent, and an ephemeral VM whose record

@@ -19,6 +19,7 @@ import (
 	"imp.dev/imp/internal/machine/rpc"
 	"imp.dev/imp/internal/network"
 	"imp.dev/imp/internal/process"
+	"imp.dev/imp/internal/restart"
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 )
 
@@ -124,8 +125,12 @@ func TestASpecOfTheLargestWorkloadArrivesByteForByte(t *testing.T) {
 		}
 		s.Image.Credentials = []image.Credential{{Registry: "r", Username: "u", Password: "p\xff", IdentityToken: "i", RegistryToken: "t"}}
 		s.Probe = &machine.Probe{Path: "/", Port: 80, Period: time.Second, Timeout: time.Second, FailureThreshold: 3}
-		s.Deadline, s.Restart.MaxRetries, s.Script = &deadline, &never, []byte("{}")
-		s.History.NextTryAt = &deadline
+		s.Deadline, s.Script = &deadline, []byte("{}")
+		s.Restart = restart.Policy{Mode: restart.Reschedule, MaxRetries: &never, InitialDelay: time.Second, MaxDelay: time.Minute, OnExhaustion: restart.CoolDown, CoolDown: time.Minute}
+		s.History = restart.History{
+			Attempts: 1, StartFailures: 2, LastFailureAt: &deadline, NextTryAt: &deadline, ExhaustedAt: &deadline, Elsewhere: true, Reset: "r",
+		}
+		s.Lifecycle, s.Halt, s.Reset, s.Cluster = machine.Persistent, &machine.Halt{Reason: "Evacuated", Message: "node ü is drained"}, "r2", "0b1c"
 	})
 	if _, err := client.Ensure(t.Context(), s); err != nil {
 		t.Fatal(err)
@@ -145,7 +150,8 @@ func TestEveryStatusArrivesAsItWasSent(t *testing.T) {
 	service.status = machine.Status{
 		ID: "a", Namespace: "n", Name: "m", Assignment: 1, Revision: 2, Generation: 3, State: machine.Running, Incarnation: 4, Run: 5, Disk: check,
 		Network: check, Started: check, GuestReady: machine.Check{}, RestartRequired: true, Final: exit, LastExit: exit, StartedAt: &now, FinishedAt: &now,
-		ImageDigest: "d", DiskGeneration: 6, Progress: "p", Counters: machine.Counters{Starts: 1, Exits: 2, Restarts: 3, Adopted: 4, Retries: 5},
+		ImageDigest: "d", DiskGeneration: 6, Progress: "p", Counters: machine.Counters{Starts: 1, Exits: 2, Restarts: 3, Adopted: 4, Retries: 5, Silent: 6, Ends: map[machine.Verdict]int64{machine.Stopped: 7, machine.GuestHung: 8}},
+		LastFailure: &machine.Failure{Reason: "GuestHung", Message: "m\xff", At: now, Incarnation: 9, Code: &code, ConsoleTail: []byte{1, 255}}, Cluster: "0b1c",
 		Timings: machine.Timings{Pull: 1, Disk: 2, Network: 3, VMM: 4, Kernel: 5, Guest: 6, Workload: 7},
 	}
 	service.status.History.Attempts, service.status.History.LastFailureAt = 3, &now
