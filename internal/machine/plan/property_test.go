@@ -145,6 +145,12 @@ func (w *world) check(step Step) {
 	if step.Kind == FreeDisk && w.record.Removal == nil && w.record.Final == nil {
 		w.t.Fatalf("the disk of a VM that is neither removed nor finished is freed")
 	}
+	if f := w.record.Final; f != nil && f.Verdict == machine.Stopped && w.record.Removal == nil {
+		w.t.Fatalf("after %s a VM that was halted is at its end", step.Kind)
+	}
+	if b, h := w.record.Boot, w.record.History; b != nil && !w.record.waits() && (h.ExhaustedAt != nil || h.Elsewhere || h.NextTryAt != nil) {
+		w.t.Fatalf("after %s a VM that is being tried waits: %+v", step.Kind, h)
+	}
 	if w.keep && w.record.Removal != nil && !w.record.Removal.KeepDisk {
 		w.t.Fatalf("a disk that is to be kept is not any more")
 	}
@@ -317,6 +323,9 @@ func (w *world) perform(step Step) bool {
 func (w *world) launch() bool {
 	if w.now.Before(w.notBefore) {
 		w.t.Fatalf("a boot begins at %s, %s too soon after a failure", w.now, w.notBefore.Sub(w.now))
+	}
+	if h := w.record.History; h.Elsewhere || (h.ExhaustedAt != nil && h.NextTryAt == nil) || w.record.Spec.Halt != nil {
+		w.t.Fatalf("a boot begins that is not to be: history %+v, halt %+v", h, w.record.Spec.Halt)
 	}
 	w.record.BeginBoot("nonce", w.bootID, 0, w.now)
 	w.save()
@@ -511,6 +520,14 @@ func (w *world) comesToBeWhatIsWished() {
 	}
 	if persistent {
 		w.edit(func(s *machine.Spec) { s.Halt, s.Deadline = nil, nil })
+		for range w.dice.IntN(12) { // and a halt that is withdrawn in the middle of it
+			w.turn()
+		}
+		w.edit(func(s *machine.Spec) { s.Halt = &machine.Halt{Reason: "Stopped", Message: "by order"} })
+		for range w.dice.IntN(3) {
+			w.turn()
+		}
+		w.edit(func(s *machine.Spec) { s.Halt = nil })
 	}
 	step := w.settled("starting")
 	r := &w.record
