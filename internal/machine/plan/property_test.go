@@ -520,6 +520,8 @@ func (w *world) comesToBeWhatIsWished() {
 	}
 	if persistent {
 		w.edit(func(s *machine.Spec) { s.Halt, s.Deadline = nil, nil })
+	}
+	if persistent && w.dice.IntN(2) == 0 {
 		for range w.dice.IntN(12) { // and a halt that is withdrawn in the middle of it
 			w.turn()
 		}
