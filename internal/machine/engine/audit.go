@@ -111,7 +111,8 @@ func (e *Engine) audit(ctx context.Context, now bool) []machine.Finding {
 	seen := map[thing]time.Time{}
 	gone := map[thing]error{} // by what removes it
 	for _, t := range s.things {
-		if !unowned(t, e.ownerOf(t.id)) {
+		err, done := gone[t.removal()]
+		if !done && !unowned(t, e.ownerOf(t.id)) {
 			continue
 		}
 		since, known := e.auditor.seen[t]
@@ -121,7 +122,6 @@ func (e *Engine) audit(ctx context.Context, now bool) []machine.Finding {
 		}
 		f := machine.Finding{Kind: t.kind, ID: t.id, Name: t.name, Since: since}
 		if now || e.clock.Since(since) >= auditGrace {
-			err, done := gone[t.removal()]
 			if !done {
 				err = e.reap(ctx, t)
 				gone[t.removal()] = err

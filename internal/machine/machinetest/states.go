@@ -9,12 +9,15 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"imp.dev/imp/internal/fault"
 	guestfake "imp.dev/imp/internal/guest/fake"
 	"imp.dev/imp/internal/machine"
+	"imp.dev/imp/internal/process"
+	"imp.dev/imp/internal/record"
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 )
 
@@ -27,7 +30,11 @@ func stateChecks() []Check {
 		{Name: "the console is read from any offset, and of a VM that is not known not at all", Run: consoleReading},
 		{Name: "a host that was booted is told, and persistent VMs are started again, once", Run: hostReboot, Images: true},
 		{Name: "what has no record is reaped at the start", Run: orphans},
-		{Name: "a VM whose record cannot be read is left alone and refused until it is removed, and then leaves nothing", Run: unreadable},
+		{Name: "a VM whose record is of another version is left alone and refused until it is removed, and then leaves nothing", Run: unreadable("version 99", func([]byte) []byte { return []byte(`{"version":99}`) })},
+		{Name: "a VM whose record was half written is left alone and refused until it is removed, and then leaves nothing", Run: unreadable("decoding record", func(whole []byte) []byte { return whole[:len(whole)/2] })},
+		{Name: "a VM whose record is empty is left alone and refused until it is removed, and then leaves nothing", Run: unreadable("decoding record", func([]byte) []byte { return nil })},
+		{Name: "a write that was interrupted leaves the record before it", Run: interruptedWrite},
+		{Name: "a recorded pid that is somebody else's now is never signalled, and the VM's end is told", Run: recycledPID},
 		{Name: "disks that vanished while the runtime was away are made anew", Run: vanishedDisk},
 	}
 }
@@ -169,19 +176,98 @@ func hostReboot(t *testing.T, h *Harness) {
 	}
 }
 
-func unreadable(t *testing.T, h *Harness) {
+// unreadable harms the record of a running VM while the runtime is away.
+func unreadable(says string, harm func(whole []byte) []byte) func(t *testing.T, h *Harness) {
+	return func(t *testing.T, h *Harness) {
+		s := NewSpec(WithScript(vmmfake.Script{}))
+		ensure(t, h, s)
+		awaitState(t, h, s.ID, machine.Running)
+		h.Stop(t)
+		whole, err := os.ReadFile(h.recordFile(s.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(h.recordFile(s.ID), harm(whole), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		h.Start(t)
+		_, err = h.Service.Ensure(t.Context(), s)
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Fatalf("got %v, want an error that says why", err)
+		}
+		leftAlone(t, h, s)
+	}
+}
+
+// interruptedWrite: a crash of the host in the middle of a write leaves a file that is no record yet.
+func interruptedWrite(t *testing.T, h *Harness) {
 	s := NewSpec(WithScript(vmmfake.Script{}))
 	ensure(t, h, s)
 	awaitState(t, h, s.ID, machine.Running)
+	pids := h.PIDs(t, s.ID)
 	h.Stop(t)
-	if err := os.WriteFile(h.recordFile(s.ID), []byte(`{"version":99}`), 0o600); err != nil {
+	torn := filepath.Join(h.StateDir, "records", record.TempPrefix+"1234")
+	if err := os.WriteFile(torn, []byte(`{"version":1,"id":"`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h.Start(t)
-	_, err := h.Service.Ensure(t.Context(), s)
-	if err == nil || !strings.Contains(err.Error(), "version 99") {
-		t.Fatalf("got %v, want an error that says why", err)
+	await(t, h, s.ID, "adopted", func(st machine.Status) bool { return st.State == machine.Running && st.Counters.Adopted == 1 })
+	if again := h.PIDs(t, s.ID); len(again) != 1 || again[0] != pids[0] {
+		t.Errorf("its VMMs are %v, want %v", again, pids)
 	}
+	if _, err := os.Stat(torn); !os.IsNotExist(err) {
+		t.Errorf("the torn file is still there: %v", err)
+	}
+	remove(t, h, s, 0)
+	awaitState(t, h, s.ID, machine.Removed)
+	noLeftovers(t, h)
+}
+
+// recycledPID: the VMM ended while the runtime was away, and its number was given to a process that has nothing to do with it.
+func recycledPID(t *testing.T, h *Harness) {
+	s := NewSpec(IsPersistent, WithScript(vmmfake.Script{}))
+	ensure(t, h, s)
+	awaitState(t, h, s.ID, machine.Running)
+	pid := h.PIDs(t, s.ID)[0]
+	h.Stop(t)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "an end of the VMM", func() bool { return len(h.PIDs(t, s.ID)) == 0 })
+	stranger, err := process.New(process.Options{}).Start(t.Context(), process.Order{Path: "/bin/sleep", Args: []string{"600"}, UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stranger.Signal(syscall.SIGKILL) })
+	whole, err := os.ReadFile(h.recordFile(s.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	recycled := strings.Replace(string(whole), fmt.Sprintf(`"pid":%d,`, pid), fmt.Sprintf(`"pid":%d,`, stranger.Identity().PID), 1)
+	if recycled == string(whole) {
+		t.Fatalf("the record does not hold the pid %d: %s", pid, whole)
+	}
+	if err := os.WriteFile(h.recordFile(s.ID), []byte(recycled), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.Start(t)
+	st := await(t, h, s.ID, "running again", func(st machine.Status) bool { return st.State == machine.Running && st.Incarnation == 2 })
+	if st.LastExit.Verdict != machine.VMMKilled || st.Counters.Adopted != 0 {
+		t.Errorf("the end is told as %s", pretty(st))
+	}
+	remove(t, h, s, 0)
+	awaitState(t, h, s.ID, machine.Removed)
+	noLeftovers(t, h)
+	select {
+	case <-stranger.Done():
+		t.Error("the stranger was ended")
+	default:
+	}
+}
+
+// leftAlone checks that of a VM with an unreadable record nothing is touched until it is removed.
+func leftAlone(t *testing.T, h *Harness, s machine.Spec) {
+	t.Helper()
 	h.Restart(t)
 	if _, err := h.Service.Ensure(t.Context(), s); err == nil {
 		t.Fatal("after another restart the VM is accepted beside its older self")

@@ -29,7 +29,9 @@ import (
 	"imp.dev/imp/internal/vmm"
 )
 
-// Version of Record on disk. It changes when an older program would misread a newer record.
+// Version of Record on disk. It changes when a program would misread a record of another one. Within a version fields are only added,
+// and one that is absent means what records meant before it was (testdata holds one of each age); a record of another version is set
+// aside, and nothing of its VM is touched until a program that can read it is there, or the VM is removed.
 const Version = 1
 
 // Record is all that must survive the runtime. It never holds a secret.
