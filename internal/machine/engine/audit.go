@@ -56,6 +56,7 @@ func (e *Engine) auditLoop() {
 	for first := true; ; first = false {
 		// What is found now was made by an earlier process of the runtime, which is no more: nothing is gained by waiting.
 		e.audit(e.life, first)
+		e.forgetOldest(maxTombstones)
 		if err := e.config.Images.Sweep(e.life); err != nil && e.life.Err() == nil {
 			e.log.Warn("image cache not swept", "error", err)
 		}

@@ -213,5 +213,9 @@ func (w *worker) doWriteTombstone(context.Context, plan.Step) error {
 }
 
 func (w *worker) doSucceed(context.Context, plan.Step) error {
-	return w.commit(func(next *plan.Record) { *next = next.Succeeded(w.engine.clock.Now()) })
+	return w.commit(func(next *plan.Record) {
+		if next.Successor != nil { // an order may have taken it back since this was decided
+			*next = next.Succeeded(w.engine.clock.Now())
+		}
+	})
 }
