@@ -43,10 +43,15 @@ type trash struct {
 func (t *trash) put(path string, d machine.Discarded) (name string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
-	} else if err != nil {
+	}
+	if err != nil {
 		return "", err
+	}
+	if d.GiB == 0 { // of a VM that nothing is known of
+		d.GiB = wholeGiB(info.Size())
 	}
 	if d.Name, err = t.freeName(d.ID); err != nil {
 		return "", err
@@ -138,7 +143,7 @@ func (t *trash) describe(name string) (machine.Discarded, error) {
 	if err != nil || json.Unmarshal(note, &d) != nil || d.DiscardedAt.IsZero() || d.Name != name {
 		id, _, _ := strings.Cut(name, ".")
 		at := time.Unix(st.Mtim.Unix()).UTC()
-		d = machine.Discarded{Name: name, ID: id, GiB: (st.Size + 1<<30 - 1) >> 30, DiscardedAt: at, ExpiresAt: at.Add(trashTime), Why: "not known: nothing readable was written beside it"}
+		d = machine.Discarded{Name: name, ID: id, GiB: wholeGiB(st.Size), DiscardedAt: at, ExpiresAt: at.Add(trashTime), Why: "not known: nothing readable was written beside it"}
 	}
 	d.Bytes = st.Blocks * 512 // stat(2): whatever the file system's block size is
 	return d, nil
@@ -188,6 +193,8 @@ func (t *trash) sweep() (gone []machine.Discarded, left []string, err error) {
 	}
 	return gone, left, errors.Join(errs...)
 }
+
+func wholeGiB(bytes int64) int64 { return (bytes + 1<<30 - 1) >> 30 }
 
 func (t *trash) disk(name string) string { return filepath.Join(t.dir, name+diskSuffix) }
 func (t *trash) note(name string) string { return filepath.Join(t.dir, name+noteSuffix) }

@@ -346,3 +346,14 @@ func TestOnlyDisksOfTheTrashCanBeNamed(t *testing.T) {
 		}
 	}
 }
+
+func TestASizeThatNoRecordTellsIsThatOfTheFile(t *testing.T) {
+	r := newTrashRig(t, nil)
+	r.writeDisk("of a VM that nothing is known of")
+	if err := r.engine.discard(r.engine.paths.private("a"), plan.Record{Spec: machine.Spec{ID: "u"}}, "w"); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := r.engine.Trash(t.Context()); err != nil || len(all) != 1 || all[0].GiB != 1 {
+		t.Errorf("the trash tells %+v, %v", all, err)
+	}
+}
