@@ -7,7 +7,7 @@ import (
 
 // Finding is something of this instance that the node has and no record speaks of, or the other way round.
 type Finding struct {
-	// Kind: process, cgroup, namespace, tap, rules, directory, socket, disk, network, record.
+	// Kind: process, cgroup, namespace, tap, device, rules, directory, socket, disk, network, record, trash.
 	Kind string
 	// ID is the VM's or the network's; Name what an administrator finds on the host (a path, a cgroup, a link).
 	ID, Name string

@@ -96,6 +96,9 @@ func TestTheSweepRepairsWhatSomebodyRemoves(t *testing.T) {
 			if said := n.log.String()[before:]; !strings.Contains(said, "was repaired") {
 				t.Errorf("the log says of the repair: %q", said)
 			}
+			if found, err := n.Audit(t.Context(), false); err != nil || len(found) == 0 || !found[0].Repaired || found[0].Orphan || found[0].Name == "" {
+				t.Errorf("the audit tells of the repair: %+v, %v", found, err)
+			}
 			same(t, "repaired", good, n.residue(t))
 			before = len(n.log.String())
 			n.Sweep(t.Context())
