@@ -3,6 +3,7 @@ package vmmtest
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,4 +58,14 @@ func takenOut(t *testing.T, pid int) bool {
 		any = true
 	}
 	return any
+}
+
+// found gives what Runs tells of the run of c.
+func (s suite) found(t *testing.T, d vmm.Driver, c vmm.Config) []vmm.Found {
+	t.Helper()
+	all, err := d.Runs(s.context(t))
+	if err != nil {
+		t.Errorf("listing runs: %v", err)
+	}
+	return slices.DeleteFunc(all, func(f vmm.Found) bool { return f.Cgroup != c.Cgroup })
 }

@@ -171,16 +171,6 @@ func isDone(i vmm.Instance) bool {
 	}
 }
 
-// found gives what Runs tells of the run of c.
-func (s suite) found(t *testing.T, d vmm.Driver, c vmm.Config) []vmm.Found {
-	t.Helper()
-	all, err := d.Runs(s.context(t))
-	if err != nil {
-		t.Errorf("listing runs: %v", err)
-	}
-	return slices.DeleteFunc(all, func(f vmm.Found) bool { return f.Cgroup != c.Cgroup })
-}
-
 // nothingLeft checks that of the run only evidence is there.
 func (s suite) nothingLeft(t *testing.T, d vmm.Driver, c vmm.Config, pid int) {
 	t.Helper()
