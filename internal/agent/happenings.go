@@ -12,7 +12,6 @@ import (
 	"imp.dev/imp/internal/agent/translate"
 	"imp.dev/imp/internal/event"
 	"imp.dev/imp/internal/fault"
-	"imp.dev/imp/internal/machine"
 )
 
 // waiting says that a reason is no failure: the stage has not been reached, or is undone on purpose.
@@ -20,7 +19,7 @@ func waiting(reason string) bool {
 	switch reason {
 	case "", v1alpha1.ReasonPending, v1alpha1.ReasonStarting, v1alpha1.ReasonStopping, v1alpha1.ReasonDone,
 		v1alpha1.ReasonRunning, v1alpha1.ReasonPlaced, v1alpha1.ReasonCompleted,
-		translate.ReasonReleased, translate.ReasonUpToDate, string(machine.Stopped):
+		translate.ReasonReleased, translate.ReasonUpToDate, v1alpha1.ReasonStopped, v1alpha1.ReasonEvacuated:
 		return true
 	}
 	return false
@@ -125,17 +124,17 @@ func happenings(before, after *v1alpha1.ImpVM, trouble bool) []event.Event {
 		c, ok := newFailure(before, after, t)
 		if ok && finished.Status != metav1.ConditionTrue {
 			eventType := corev1.EventTypeWarning
-			if c.Reason == v1alpha1.ReasonBackingOff {
-				eventType = corev1.EventTypeNormal // the workload ended as it may
+			if c.Reason == v1alpha1.ReasonBackingOff || c.Reason == v1alpha1.ReasonRescheduled {
+				eventType = corev1.EventTypeNormal // the workload ended as it may, or what failed is told beside it
 			}
 			tell(eventType, c.Reason, t, c.Message)
 		}
 	}
-	if f := after.Status.LastFailure; f != nil && finished.Status != metav1.ConditionTrue &&
-		(before.Status.LastFailure == nil || f.Incarnation != before.Status.LastFailure.Incarnation) {
-		e := event.VM(after, corev1.EventTypeWarning, f.Reason, f.Message)
-		e.Incarnation = f.Incarnation
+	if e, ok := failureHappening(before, after); ok && finished.Status != metav1.ConditionTrue {
 		out = append(out, e)
+	}
+	if c := find(after, v1alpha1.ConditionStarted); halted(c) && !leaving(after) && find(before, c.Type).Reason != c.Reason {
+		tell(corev1.EventTypeNormal, c.Reason, c.Type, c.Message)
 	}
 	out = append(out, progressHappenings(before, after, trouble)...)
 	if finished.Status == metav1.ConditionTrue && find(before, v1alpha1.ConditionFinished).Status != metav1.ConditionTrue {
@@ -149,6 +148,30 @@ func happenings(before, after *v1alpha1.ImpVM, trouble bool) []event.Event {
 		tell(corev1.EventTypeNormal, translate.ReasonReleased, "", "nothing of the VM is left on node "+after.Status.NodeName)
 	}
 	return out
+}
+
+// halted says that the VM stands still by an order that leaves it where it is.
+func halted(started metav1.Condition) bool {
+	return started.Status == metav1.ConditionFalse &&
+		(started.Reason == v1alpha1.ReasonStopped || started.Reason == v1alpha1.ReasonEvacuated)
+}
+
+// failureHappening is the event of a failure that is new in after. One that a stage's condition has just begun to say is told as that;
+// of one that it goes on saying, the next try failed as well, and the event is counted up.
+func failureHappening(before, after *v1alpha1.ImpVM) (event.Event, bool) {
+	f, old := after.Status.LastFailure, before.Status.LastFailure
+	if f == nil || (old != nil && f.Incarnation == old.Incarnation && f.Reason == old.Reason && f.Time.Equal(&old.Time)) {
+		return event.Event{}, false
+	}
+	e := event.VM(after, corev1.EventTypeWarning, f.Reason, f.Message)
+	e.Incarnation = f.Incarnation
+	for _, t := range stageConditions() {
+		if _, ok := newFailure(before, after, t); find(after, t).Reason == f.Reason {
+			e.Step, e.Incarnation = t, after.Status.Incarnation
+			return e, !ok
+		}
+	}
+	return e, true
 }
 
 // progressHappenings are those of a VM that gets on: started, started again, ready, healthy again.

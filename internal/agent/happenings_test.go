@@ -32,6 +32,34 @@ func with(vm *v1alpha1.ImpVM, change func(*v1alpha1.ImpVMStatus)) *v1alpha1.ImpV
 	return vm
 }
 
+func stopped(reason string) [][3]string {
+	return [][3]string{{v1alpha1.ConditionStarted, "False", reason}, {v1alpha1.ConditionReady, "False", reason}}
+}
+
+func failedAt(reason string, second int64) func(*v1alpha1.ImpVMStatus) {
+	return func(s *v1alpha1.ImpVMStatus) {
+		s.LastFailure = &v1alpha1.LastFailure{Reason: reason, Time: metav1.NewMicroTime(time.Unix(second, 0))}
+	}
+}
+
+// Whoever greps the events for a verdict finds every one of them.
+func TestEachVerdictIsAWarningOfItsOwn(t *testing.T) {
+	for _, v := range []machine.Verdict{
+		machine.Failed, machine.GuestPanic, machine.GuestReboot, machine.GuestPowerOff, machine.VMMKilled, machine.OOMKilled,
+		machine.VMMFailed, machine.GuestHung, machine.LostWithHost,
+	} {
+		before := said([3]string{v1alpha1.ConditionStarted, "True", "Done"}, [3]string{v1alpha1.ConditionReady, "True", "Running"})
+		after := with(said(stopped("CrashLoopBackOff")...), failedAt(string(v), 1))
+		var got []string
+		for _, e := range happenings(before, after, false) {
+			got = append(got, e.Type+" "+e.Reason)
+		}
+		if d := cmp.Diff([]string{"Warning CrashLoopBackOff", "Warning " + string(v)}, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", v, d)
+		}
+	}
+}
+
 func TestHappenings(t *testing.T) {
 	var (
 		startedTrue   = [3]string{v1alpha1.ConditionStarted, "True", "Done"}
@@ -88,8 +116,48 @@ func TestHappenings(t *testing.T) {
 			said(readyTrue), with(said([3]string{"Ready", "False", "Stopping"}), func(s *v1alpha1.ImpVMStatus) { s.Release = &v1alpha1.Release{} }),
 			false, false, nil,
 		},
-		"a guest that was stopped by order has not failed": {
-			said(startedTrue), said([3]string{v1alpha1.ConditionStarted, "False", "Stopped"}), false, true, nil,
+		"a guest that was stopped to be removed has not failed": {
+			said(startedTrue), with(said([3]string{v1alpha1.ConditionStarted, "False", "Stopped"}), func(s *v1alpha1.ImpVMStatus) { s.Release = &v1alpha1.Release{} }),
+			false, false, nil,
+		},
+		"a VM that its user stopped says so": {
+			said(startedTrue, readyTrue), said([3]string{v1alpha1.ConditionStarted, "False", "Stopped"}, [3]string{"Ready", "False", "Stopped"}),
+			false, true, []string{"Normal Stopped"},
+		},
+		"a VM that was stopped and starts again has not recovered from anything": {
+			said([3]string{v1alpha1.ConditionStarted, "False", "Stopped"}, [3]string{"Ready", "False", "Stopped"}), said(startedTrue, readyTrue),
+			false, true, []string{"Normal Started", "Normal Ready"},
+		},
+		"a VM that an evacuation stopped says so": {
+			said(startedTrue, readyTrue), said([3]string{v1alpha1.ConditionStarted, "False", "Evacuated"}, [3]string{"Ready", "False", "Evacuated"}),
+			false, true, []string{"Normal Evacuated"},
+		},
+		"a crash loop is a warning": {
+			said(startedTrue, readyTrue), said(stopped("CrashLoopBackOff")...), false, true, []string{"Warning CrashLoopBackOff"},
+		},
+		"retries that are used up are a warning": {
+			said(stopped("CrashLoopBackOff")...), said(stopped("RetriesExhausted")...), false, true, []string{"Warning RetriesExhausted"},
+		},
+		"a cool-down is a warning": {
+			said(stopped("CrashLoopBackOff")...), said(stopped("CoolingDown")...), false, true, []string{"Warning CoolingDown"},
+		},
+		"a VM that is to be tried elsewhere says so beside what failed": {
+			said(startedTrue, readyTrue),
+			with(said(stopped("Rescheduled")...), func(s *v1alpha1.ImpVMStatus) {
+				s.LastFailure = &v1alpha1.LastFailure{Reason: "GuestHung", Incarnation: 1}
+			}), false, true, []string{"Normal Rescheduled", "Warning GuestHung"},
+		},
+		"a start that fails is told once, not as condition and as failure": {
+			said(readyPending), with(said(stopped("RuntimeStartFailed")...), failedAt("RuntimeStartFailed", 1)), false, true,
+			[]string{"Warning RuntimeStartFailed"},
+		},
+		"the next try that fails alike counts the event up and can wait": {
+			with(said(stopped("RuntimeStartFailed")...), failedAt("RuntimeStartFailed", 1)),
+			with(said(stopped("RuntimeStartFailed")...), failedAt("RuntimeStartFailed", 2)), false, false, []string{"Warning RuntimeStartFailed"},
+		},
+		"a failure that was told before is no news": {
+			with(said(stopped("CrashLoopBackOff")...), failedAt("OOMKilled", 1)), with(said(stopped("CrashLoopBackOff")...), failedAt("OOMKilled", 1)),
+			false, false, nil,
 		},
 		"what an earlier assignment said is no news": {
 			with(said(startedFailed), func(s *v1alpha1.ImpVMStatus) { s.ReportedAssignment = 1 }), said(startedFailed),

@@ -31,6 +31,8 @@ type memory struct {
 	pullingSince, pullingTold time.Time
 	// absentTold says that the absence of the VM's object was logged.
 	absentTold bool
+	// resetTold is the value of the reset annotation that was told to be none.
+	resetTold string
 	// networkSince is when the VM's network was first found not to be ready; zero while it is.
 	networkSince time.Time
 	// failures in a row of something that is tried again, for the backoff.

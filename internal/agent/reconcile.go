@@ -201,6 +201,7 @@ func (a *Agent) pass(ctx context.Context, vm *v1alpha1.ImpVM, m *memory) (time.D
 		o.Problem = f.network.shows(d.do, o.Status)
 	}
 	a.tellPull(vm, o.Status, m, now)
+	a.tellReset(vm, m)
 	reportWait, result := a.report(ctx, vm, m, o)
 	return soonest(wait, reportWait), result
 }

@@ -175,3 +175,17 @@ func (a *Agent) tellPull(vm *v1alpha1.ImpVM, st *machine.Status, m *memory, now 
 	a.events.Record(event.VM(vm, corev1.EventTypeNormal, reasonPulling, "image "+vm.Spec.Image+": "+translate.Message(st.Progress)))
 	a.logVM(vm).Info("image is being pulled", "step", "disk", "progress", st.Progress)
 }
+
+// tellReset makes an event, once for each value, of a reset that cannot be acted on.
+func (a *Agent) tellReset(vm *v1alpha1.ImpVM, m *memory) {
+	value := vm.Annotations[v1alpha1.AnnotationRestartReset]
+	_, problem := translate.Reset(vm)
+	if problem == "" || m.resetTold == value {
+		return
+	}
+	m.resetTold = value
+	e := event.VM(vm, corev1.EventTypeWarning, v1alpha1.ReasonInvalidSpec, problem)
+	e.Step = v1alpha1.AnnotationRestartReset
+	a.events.Record(e)
+	a.logVM(vm).Warn("reset is not acted on", "reason", v1alpha1.ReasonInvalidSpec, "message", problem)
+}

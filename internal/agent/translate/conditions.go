@@ -137,9 +137,9 @@ func fromCheck(conditionType string, c machine.Check, done, waiting string) stag
 	return s
 }
 
-// crashLooping: a workload that keeps failing is told apart from one that ended as it may and is started again.
+// crashLooping: a workload that failed, once is enough, is told apart from one that ended as it may and is started again.
 func crashLooping(st *machine.Status) bool {
-	return st.Started.Reason == machine.ReasonBackingOff && st.History.Attempts > 1
+	return st.Started.Reason == machine.ReasonBackingOff && st.History.Attempts >= 1
 }
 
 func ended(conditionType string, final *machine.Exit) stage {

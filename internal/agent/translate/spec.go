@@ -63,10 +63,10 @@ func Spec(vm *v1alpha1.ImpVM, facts map[types.UID]NetworkFacts, credentials []im
 		Grace:      Grace(vm),
 		Deadline:   deadline(vm),
 		History:    history(vm.Status.Restart),
+		Restart:    Policy(vm),
+		Halt:       halt(vm),
 	}
-	if s.Lifecycle == machine.Persistent {
-		s.Restart = restart.Default()
-	}
+	s.Reset, _ = Reset(vm)
 	if script := vm.Annotations[v1alpha1.AnnotationFakeScript]; script != "" {
 		s.Script = []byte(script)
 	}
@@ -165,8 +165,8 @@ func history(r *v1alpha1.RestartStatus) restart.History {
 		return restart.History{}
 	}
 	return restart.History{
-		Attempts: r.Attempts, LastFailureAt: toTime(r.LastFailureAt),
-		NextTryAt: toTime(r.NextTryAt), ExhaustedAt: toTime(r.ExhaustedAt),
+		Attempts: r.Attempts, StartFailures: r.StartFailures, LastFailureAt: toTime(r.LastFailureAt),
+		NextTryAt: toTime(r.NextTryAt), ExhaustedAt: toTime(r.ExhaustedAt), Elsewhere: r.Elsewhere, Reset: r.Reset,
 	}
 }
 

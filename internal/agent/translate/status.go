@@ -92,6 +92,9 @@ func copyFacts(s *v1alpha1.ImpVMStatus, st *machine.Status, l v1alpha1.Lifecycle
 	if st.LastExit != nil {
 		copyExit(s, st.LastExit, l)
 	}
+	if f := st.LastFailure; f != nil {
+		copyFailure(s, f, st.LastExit)
+	}
 	s.ExitCode = nil
 	if st.State == machine.Finished && st.Final != nil {
 		copyExit(s, st.Final, l)
@@ -115,6 +118,21 @@ func copyExit(s *v1alpha1.ImpVMStatus, e *machine.Exit, l v1alpha1.Lifecycle) {
 	}
 }
 
+// copyFailure takes over the latest failure, of a workload or of a start that came to nothing. A later end, which was none, has the
+// last word on the console.
+func copyFailure(s *v1alpha1.ImpVMStatus, f *machine.Failure, last *machine.Exit) {
+	s.LastFailure = &v1alpha1.LastFailure{
+		Reason: string(f.Reason), Message: Message(f.Message), Incarnation: f.Incarnation, ExitCode: f.Code,
+	}
+	at := f.At
+	if t := toMicro(&at); t != nil {
+		s.LastFailure.Time = *t
+	}
+	if len(f.ConsoleTail) > 0 && (last == nil || !last.At.After(f.At)) {
+		s.ConsoleTail = ConsoleTail(f.ConsoleTail)
+	}
+}
+
 // isFailure: a persistent VM's guest may reboot or switch itself off; a one-shot must end with a report.
 func isFailure(v machine.Verdict, l v1alpha1.Lifecycle) bool {
 	switch v {
@@ -129,8 +147,8 @@ func isFailure(v machine.Verdict, l v1alpha1.Lifecycle) bool {
 
 func restartStatus(h restart.History) *v1alpha1.RestartStatus {
 	r := v1alpha1.RestartStatus{
-		Attempts: h.Attempts, LastFailureAt: toMicro(h.LastFailureAt),
-		NextTryAt: toMicro(h.NextTryAt), ExhaustedAt: toMicro(h.ExhaustedAt),
+		Attempts: h.Attempts, StartFailures: h.StartFailures, LastFailureAt: toMicro(h.LastFailureAt),
+		NextTryAt: toMicro(h.NextTryAt), ExhaustedAt: toMicro(h.ExhaustedAt), Elsewhere: h.Elsewhere, Reset: h.Reset,
 	}
 	if r == (v1alpha1.RestartStatus{}) {
 		return nil

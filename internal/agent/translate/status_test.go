@@ -90,17 +90,17 @@ func TestReportConditions(t *testing.T) {
 			bound(persistent), Observation{Status: status(healthy, func(st *machine.Status) { st.RestartRequired = true })}, v1alpha1.PhaseRunning,
 			[]string{"DiskReady=True Done", "NetworkReady=True Done", "Started=True Done", "GuestReady=True Done", "RestartRequired=True SpecChanged", "Ready=True Running"},
 		},
-		"a first failure backs off": {
+		"an end that was no failure backs off": {
 			bound(persistent), Observation{Status: status(running, func(st *machine.Status) {
 				st.State, st.Started, st.GuestReady = machine.Pending, is(false, machine.ReasonBackingOff, "in 10s"), machine.Check{}
-				st.History = restart.History{Attempts: 1, NextTryAt: &later}
+				st.History = restart.History{NextTryAt: &later}
 			})}, v1alpha1.PhaseStarting,
 			[]string{"DiskReady=True Done", "NetworkReady=True Done", "Started=False BackingOff", "GuestReady=Unknown Pending", "RestartRequired=False UpToDate", "Ready=False BackingOff"},
 		},
-		"repeated failures are a crash loop": {
+		"a failure is a crash loop from the first on": {
 			bound(persistent), Observation{Status: status(running, func(st *machine.Status) {
 				st.State, st.Started, st.GuestReady = machine.Pending, is(false, machine.ReasonBackingOff, "in 20s"), machine.Check{}
-				st.History = restart.History{Attempts: 2, NextTryAt: &later}
+				st.History = restart.History{Attempts: 1, NextTryAt: &later}
 			})}, v1alpha1.PhaseStarting,
 			[]string{"DiskReady=True Done", "NetworkReady=True Done", "Started=False CrashLoopBackOff", "GuestReady=Unknown Pending", "RestartRequired=False UpToDate", "Ready=False CrashLoopBackOff"},
 		},
