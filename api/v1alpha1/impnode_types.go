@@ -71,7 +71,20 @@ type ImpNodeStatus struct {
 const (
 	ConditionRuntimeReady   = "RuntimeReady"
 	ConditionForwardBlocked = "ForwardBlocked"
+	// ConditionVMsAccountedFor is False while VMs of the node have no object and that is taken for a fault of the list, not for an
+	// order: nothing happens to them. It is absent on a node on which that never was.
+	ConditionVMsAccountedFor = "VMsAccountedFor"
 )
+
+// Reasons of the condition VMsAccountedFor.
+const (
+	ReasonAccountedFor     = "AccountedFor"
+	ReasonSuspiciousList   = "SuspiciousList"   // more than half of the node's VMs have none at once
+	ReasonDifferentCluster = "DifferentCluster" // VMs were ordered by another cluster
+)
+
+// ReasonVMAbsent is of the event about the ImpNode that a VM was stopped because its object was missing for long.
+const ReasonVMAbsent = "VMAbsent"
 
 // Reasons of the condition RuntimeReady.
 const (

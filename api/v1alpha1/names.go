@@ -70,6 +70,8 @@ const (
 	ReasonDiskDiscarded      = "DiskDiscarded"    // the VM has moved; its disk has not
 	ReasonProbeFailing       = "ProbeFailing"
 	ReasonGuestSilent        = "GuestSilent"
+	ReasonRuntimeTimeout     = "RuntimeTimeout"  // the node's runtime does not answer: what the guest does is not known
+	ReasonStaleAssignment    = "StaleAssignment" // the node has a later assignment than the object
 	ReasonAgentTimeout       = "AgentTimeout"
 	ReasonReachable          = "Reachable"
 	ReasonImagePullFailed    = "ImagePullFailed"

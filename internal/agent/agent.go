@@ -18,6 +18,7 @@ import (
 	"log/slog"
 	"regexp"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -78,6 +79,9 @@ type Agent struct {
 	kicks    *kicker
 	beat     *heartbeat
 	networks *networks.Keeper
+	cluster  identity
+	// deaf says that the runtime leaves questions unanswered although its stream is open.
+	deaf atomic.Bool
 }
 
 // Scheme knows the kinds the agent works with.
@@ -121,6 +125,8 @@ func Run(
 	if err := a.addTo(ctx, mgr, events); err != nil {
 		return err
 	}
+	// Before the first order, so that it need not be given twice.
+	a.readCluster(ctx)
 	log.Info("agent starts", "node", opts.Node, "version", version.String(), "runtimeSocket", opts.RuntimeSocket)
 	return mgr.Start(ctx)
 }
@@ -182,6 +188,7 @@ func (a *Agent) addTo(ctx context.Context, mgr manager.Manager, events *event.Wr
 	// The manager starts these when the caches are filled, so that no VM is taken for absent before.
 	for _, run := range []manager.Runnable{
 		events, manager.RunnableFunc(a.beat.run), manager.RunnableFunc(a.watchRuntime), manager.RunnableFunc(a.networks.Run),
+		manager.RunnableFunc(a.learnCluster),
 	} {
 		if err := mgr.Add(run); err != nil {
 			return fmt.Errorf("adding to manager: %w", err)

@@ -18,6 +18,8 @@ const (
 	reportReleased action = "reportReleased" // say that nothing of this assignment is left
 	reportLost     action = "reportLost"     // say that a one-shot's end cannot be known
 	reportSilent   action = "reportSilent"   // say that the runtime does not answer
+	reportTimeout  action = "reportTimeout"  // say that what the VM does is not known while the runtime does not answer
+	reportBehind   action = "reportBehind"   // say that the node has a later assignment than the object
 	reportNetwork  action = "reportNetwork"  // say why the VM waits for its network
 )
 
@@ -33,6 +35,8 @@ type facts struct {
 	silent bool
 	// ensured says that the present spec was accepted on the present connection.
 	ensured bool
+	// behind says that the runtime has had a later assignment than the object for longer than a cache lags.
+	behind bool
 	// network is how the VM stands with its networks.
 	network standing
 }
@@ -64,6 +68,8 @@ func runtimeAway(f facts) (decision, bool) {
 		return decision{}, false
 	case f.silent && f.vm.Status.ReportedAssignment != f.vm.Status.Assignment && !isFinished(f.vm):
 		return decision{reportSilent, "the runtime does not answer, and nothing was said of this assignment yet"}, true
+	case f.silent && wasRunning(f.vm):
+		return decision{reportTimeout, "the runtime does not answer, and the VM was running"}, true
 	default:
 		return decision{hold, "the runtime does not answer; what was said last stands"}, true
 	}
@@ -85,9 +91,24 @@ func releaseOrdered(f facts) (decision, bool) {
 	return decision{remove, "the operator ordered the release"}, true
 }
 
-// cacheBehind: the runtime was given a later assignment than the object we look at has.
+// wasRunning says that the agent's last word of the present assignment is that the workload runs.
+func wasRunning(vm *v1alpha1.ImpVM) bool {
+	return vm.Status.ReportedAssignment == vm.Status.Assignment && vm.Status.Release == nil && !isFinished(vm) &&
+		meta.IsStatusConditionTrue(vm.Status.Conditions, v1alpha1.ConditionStarted)
+}
+
+// cacheBehind: the runtime was given a later assignment than the object we look at has. That lasts a moment where our cache is late, and
+// until somebody acts where the object itself was set back, by a restored backup: then it is told. A tombstone of a later assignment says
+// that nothing of the earlier ones is left either.
 func cacheBehind(f facts) (decision, bool) {
-	return decision{hold, "the runtime knows a later assignment"}, f.status != nil && f.status.Assignment > f.vm.Status.Assignment
+	switch {
+	case f.status == nil || f.status.Assignment <= f.vm.Status.Assignment || f.status.State == machine.Removed:
+		return decision{}, false
+	case f.behind:
+		return decision{reportBehind, "the runtime has a later assignment than the object"}, true
+	default:
+		return decision{hold, "the runtime knows a later assignment"}, true
+	}
 }
 
 // lostElsewhere: the operator has declared the VM lost with this node; what still runs of it is stale.
@@ -146,39 +167,3 @@ func removedAt(f facts) bool {
 func isFinished(vm *v1alpha1.ImpVM) bool {
 	return meta.IsStatusConditionTrue(vm.Status.Conditions, v1alpha1.ConditionFinished)
 }
-
-// fate is what becomes of a VM that the runtime has and this node's list of objects has not.
-type fate string
-
-const (
-	fateKeep   fate = "keep"   // no order was seen: it goes on
-	fateRemove fate = "remove" // the object itself says that this copy must not be
-	fateDone   fate = "done"   // nothing of it is left
-)
-
-// decideAbsent judges a VM that is absent from the filtered list and that no Held claim orders away. live is the object of its name,
-// read from the API server at this moment; nil when there is none.
-//
-//	DELETED of the filtered watch:  deleted │ moved │ unbound   all look the same, so the object itself is asked
-//
-// Absence is no order. Only the object of the very same UID can say that this copy is not wanted: its releasedAssignment covers
-// the copy (we said so ourselves), or it was bound anew, which the operator does on proof only.
-func decideAbsent(node string, st machine.Status, live *v1alpha1.ImpVM) (fate, string) {
-	switch {
-	case st.State == machine.Removed:
-		return fateDone, "removed"
-	case st.State == machine.Removing:
-		return fateKeep, "the removal is under way"
-	case live == nil || string(live.UID) != st.ID:
-		return fateKeep, "its object is gone without an order to remove it"
-	case live.Status.ReleasedAssignment >= st.Assignment:
-		return fateRemove, "its assignment was released"
-	case live.Status.Assignment > st.Assignment && live.Status.NodeName != node:
-		return fateRemove, "it was given to another node"
-	default:
-		return fateKeep, "its object gives no order"
-	}
-}
-
-// suspicious says that so many VMs are absent at once that the list, not the VMs, is the likelier cause.
-func suspicious(known, absent int) bool { return absent > 1 && absent*2 > known }

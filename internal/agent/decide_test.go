@@ -28,6 +28,11 @@ func wasStarted(vm *v1alpha1.ImpVM) {
 	vm.Status.StartedAt = &metav1.MicroTime{Time: time.Unix(1, 0)}
 }
 
+func ran(vm *v1alpha1.ImpVM) {
+	wasStarted(vm)
+	vm.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionStarted, Status: "True", Reason: v1alpha1.ReasonDone}}
+}
+
 func releaseOf(assignment int64) func(*v1alpha1.ImpVM) {
 	return func(vm *v1alpha1.ImpVM) { vm.Status.Release = &v1alpha1.Release{Assignment: assignment} }
 }
@@ -55,7 +60,12 @@ func TestDecide(t *testing.T) {
 		"while the runtime is away nothing is done":                     {facts{vm: placed(reported)}, hold},
 		"a release waits for the runtime":                               {facts{vm: placed(reported, releaseOf(2))}, hold},
 		"a VM that waits for a silent runtime says so":                  {facts{vm: placed(), silent: true}, reportSilent},
-		"a VM that was running when the runtime fell silent stands":     {facts{vm: placed(wasStarted), silent: true}, hold},
+		"a VM that waited when the runtime fell silent stands":          {facts{vm: placed(wasStarted), silent: true}, hold},
+		"a VM that ran when the runtime fell silent is not known":       {facts{vm: placed(ran), silent: true}, reportTimeout},
+		"a VM that ran is known while a restart of the runtime takes":   {facts{vm: placed(ran)}, hold},
+		"a VM that is to go stands while the runtime is silent":         {facts{vm: placed(ran, releaseOf(2)), silent: true}, hold},
+		"a VM that was set back behind the node says so":                {facts{vm: placed(), status: at(3, machine.Running), synced: true, behind: true}, reportBehind},
+		"a VM that was set back and of which nothing is left goes on":   {facts{vm: placed(), status: at(3, machine.Removed), synced: true}, reportReleased},
 		"an order to release removes":                                   {facts{vm: placed(releaseOf(2)), status: at(2, machine.Running), synced: true, ensured: true}, remove},
 		"an order to release a VM that is unknown removes":              {facts{vm: placed(releaseOf(2)), synced: true}, remove},
 		"an order to release while it is being removed is repeated":     {facts{vm: placed(releaseOf(2)), status: at(2, machine.Removing), synced: true}, remove},
@@ -115,7 +125,9 @@ func TestDecideAbsent(t *testing.T) {
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			if got, why := decideAbsent("n1", *c.st, c.live); got != c.want {
+			c.st.Cluster = "c1"
+			f := absence{node: "n1", st: *c.st, live: c.live, cluster: "c1"}
+			if got, why := decideAbsent(f); got != c.want {
 				t.Errorf("%s (%s), want %s", got, why, c.want)
 			}
 		})

@@ -21,6 +21,7 @@ type fakeRuntime struct {
 	specs    map[string]machine.Spec
 	calls    []string // "ensure UID", "remove UID"
 	graces   []time.Duration
+	keeps    []bool // Removal.KeepDisk of each
 	revision int64
 	watchers map[chan machine.Update]bool
 	// away makes every call fail and ends every Watch.
@@ -83,7 +84,7 @@ func (r *fakeRuntime) Ensure(_ context.Context, spec machine.Spec) (machine.Stat
 			ID: spec.ID, Namespace: spec.Namespace, Name: spec.Name, Assignment: spec.Assignment, State: machine.Pending,
 		}
 	}
-	known.Generation = spec.Generation
+	known.Generation, known.Cluster = spec.Generation, spec.Cluster
 	return r.store(known), nil
 }
 
@@ -95,6 +96,7 @@ func (r *fakeRuntime) Remove(_ context.Context, ref machine.Ref, how machine.Rem
 	}
 	r.calls = append(r.calls, "remove "+ref.ID)
 	r.graces = append(r.graces, how.Grace)
+	r.keeps = append(r.keeps, how.KeepDisk)
 	st, ok := r.vms[ref.ID]
 	if !ok {
 		return machine.Status{ID: ref.ID, Assignment: ref.Assignment, State: machine.Removed}, nil
@@ -292,6 +294,12 @@ func (r *fakeRuntime) state(id string) machine.State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.vms[id].State
+}
+
+func (r *fakeRuntime) kept() []bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.keeps)
 }
 
 func (r *fakeRuntime) removals() []string {

@@ -130,6 +130,9 @@ func happenings(before, after *v1alpha1.ImpVM, trouble bool) []event.Event {
 			tell(eventType, c.Reason, t, c.Message)
 		}
 	}
+	if c := find(after, v1alpha1.ConditionGuestReady); c.Reason == v1alpha1.ReasonRuntimeTimeout && find(before, c.Type).Reason != c.Reason {
+		tell(corev1.EventTypeWarning, c.Reason, c.Type, c.Message)
+	}
 	if e, ok := failureHappening(before, after); ok && finished.Status != metav1.ConditionTrue {
 		out = append(out, e)
 	}

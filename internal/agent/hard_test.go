@@ -268,7 +268,7 @@ func TestRestarts(t *testing.T) {
 }
 
 func TestRuntimeThatDoesNotAnswer(t *testing.T) {
-	t.Run("a VM that waits for it says so, one that runs is left as it is, and the ImpNode is not ready", func(t *testing.T) {
+	t.Run("a VM that waits for it says so, one that ran is unknown until it answers again, and the ImpNode is not ready", func(t *testing.T) {
 		w := newWorld(t)
 		clk := clocktesting.NewFakeClock(time.Now())
 		w.clock = clk
@@ -276,7 +276,7 @@ func TestRuntimeThatDoesNotAnswer(t *testing.T) {
 		w.running("old")
 		w.runtime.leave()
 		w.await("the agent has noticed", func() bool { return strings.Contains(w.log.String(), "runtime's stream ended") })
-		before := w.get("old")
+		old := w.get("old")
 		waiting := w.vm("new")
 		clk.Step(silence + time.Second)
 		// A change of the object stands for the time that the queue waits in earnest.
@@ -297,10 +297,25 @@ func TestRuntimeThatDoesNotAnswer(t *testing.T) {
 		if node.Status.Budget.VCPU != 8 {
 			t.Errorf("the node's budget is %+v", node.Status.Budget)
 		}
-		if w.get("old").ResourceVersion != before.ResourceVersion {
-			t.Error("the running VM was written to")
+		writes := w.requests.of(vmWrite)
+		w.patch(old, `{"metadata":{"labels":{"look":"again"}}}`)
+		got = w.awaitVM("old", "is not known", has(v1alpha1.ConditionReady, "False", v1alpha1.ReasonRuntimeTimeout))
+		if got.Status.Phase != v1alpha1.PhaseUnknown || got.Status.StartedAt == nil || got.Status.Incarnation != 1 {
+			t.Errorf("status is %+v", got.Status)
 		}
+		w.await("the event", func() bool { return slices.Contains(w.events(old), "Warning RuntimeTimeout") })
 		w.runtime.comeBack()
+		w.await("the VM is known again", func() bool {
+			clk.Step(reconnectLast)
+			return has(v1alpha1.ConditionReady, "True", v1alpha1.ReasonRunning)(w.get("old"))
+		})
+		if e := w.events(old); slices.Contains(e, "Normal Restarted") {
+			t.Errorf("events are %v", e)
+		}
+		w.await("the event", func() bool { return slices.Contains(w.events(old), "Normal Recovered") })
+		if n := w.requests.of(vmWrite) - writes; n > 4 { // two of each VM
+			t.Errorf("%d writes for the way there and back", n)
+		}
 		w.await("the new VM is told", func() bool {
 			clk.Step(reconnectLast)
 			return w.runtime.told("ensure "+string(waiting.UID)) == 1

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -15,8 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"imp.dev/imp/api/v1alpha1"
-	"imp.dev/imp/internal/event"
-	"imp.dev/imp/internal/machine"
 )
 
 // The Lease says that the agent lives; what the runtime can do is on the ImpNode.
@@ -33,9 +33,13 @@ type heartbeat struct {
 	agent *Agent
 	wake  chan struct{}
 	// node is the ImpNode as it was last written or read, at readAt; nil while not known.
-	node       *v1alpha1.ImpNode
-	readAt     time.Time
-	suspicious bool
+	node   *v1alpha1.ImpNode
+	readAt time.Time
+	// known is node for readers of other goroutines.
+	known atomic.Pointer[v1alpha1.ImpNode]
+	// census as it was taken last; doubted is its doubt's reason as it was told last.
+	census  census
+	doubted string
 	// deafSince is when the runtime left a question unanswered first; zero while it answers.
 	deafSince time.Time
 }
@@ -106,7 +110,7 @@ func (h *heartbeat) update(ctx context.Context) {
 	if h.node == nil || a.clock.Since(h.readAt) >= nodeAgain {
 		err = h.read(ctx)
 	}
-	h.census(ctx)
+	h.count(ctx)
 	if err != nil {
 		a.log.Warn("impnode not read", "node", a.opts.Node, "error", err)
 		return
@@ -120,6 +124,7 @@ func (h *heartbeat) update(ctx context.Context) {
 	now := a.clock.Now()
 	if err == nil {
 		h.deafSince = time.Time{}
+		h.hear(ctx, false)
 	} else {
 		if h.deafSince.IsZero() {
 			h.deafSince = now
@@ -129,11 +134,13 @@ func (h *heartbeat) update(ctx context.Context) {
 		if epoch != 0 {
 			away = now.Sub(h.deafSince)
 		}
+		h.hear(ctx, epoch != 0 && away >= silence)
 		if away < silence {
 			return // it may be about to come back; a restart of the runtime is no news
 		}
 	}
 	status := nodeStatus(h.node.Status, info, err, now)
+	h.census.account(&status, now)
 	if reflect.DeepEqual(status, h.node.Status) {
 		return
 	}
@@ -164,6 +171,7 @@ func (h *heartbeat) read(ctx context.Context) error {
 		node = &v1alpha1.ImpNode{}
 	}
 	h.node, h.readAt = node, a.clock.Now()
+	h.known.Store(node)
 	return nil
 }
 
@@ -191,54 +199,68 @@ func (h *heartbeat) write(ctx context.Context, status v1alpha1.ImpNodeStatus) er
 		return err
 	}
 	h.node = node
+	h.known.Store(node)
 	return nil
 }
 
-// census counts the VMs that go on without an object, and says so when they are too many to be believed.
-func (h *heartbeat) census(ctx context.Context) {
+// count takes the census, and says so when more VMs are absent than can be believed, or they are another cluster's.
+func (h *heartbeat) count(ctx context.Context) {
 	a := h.agent
 	if epoch, _ := a.view.connection(a.clock.Now()); epoch == 0 {
 		return
 	}
-	list := &v1alpha1.ImpVMList{}
-	if err := a.cache.List(ctx, list); err != nil {
+	now, err := a.census(ctx)
+	if err != nil {
 		return
 	}
-	listed := map[string]bool{}
-	for i := range list.Items {
-		listed[string(list.Items[i].UID)] = true
+	h.census = now
+	a.metrics.absent.Set(float64(now.absent))
+	reason, message := now.doubt()
+	if reason == h.doubted {
+		return
 	}
-	known, absent := 0, 0
-	for _, st := range a.view.all() {
-		if st.State == machine.Removed || st.State == machine.Removing {
-			continue
-		}
-		known++
-		if !listed[st.ID] {
-			absent++
-		}
+	h.doubted = reason
+	if reason == "" {
+		a.log.Info("the list of VMs is plausible again", "node", a.opts.Node)
+		return
 	}
-	a.metrics.absent.Set(float64(absent))
-	if now := suspicious(known, absent); now != h.suspicious {
-		h.suspicious = now
-		if now {
-			a.log.Error("most VMs of this node are absent from the API server at once; none is touched",
-				"node", a.opts.Node, "reason", reasonSuspicious, "vms", known, "absent", absent)
-			h.tellSuspicious(known, absent)
-		} else {
-			a.log.Info("the list of VMs is plausible again", "node", a.opts.Node)
-		}
+	a.log.Error("VMs of this node have no object; none is touched", "node", a.opts.Node, "reason", reason, "vms", now.known, "absent", now.absent)
+	if e, ok := h.event(corev1.EventTypeWarning, reason, message); ok { // what a list lacks has no object to tell it on
+		a.events.Record(e)
 	}
 }
 
-// reasonSuspicious is of the event and of the log line.
-const reasonSuspicious = "SuspiciousList"
-
-// tellSuspicious makes an event of it where an administrator looks: what a list lacks has no object to tell it on.
-func (h *heartbeat) tellSuspicious(known, absent int) {
-	if h.node == nil || h.node.UID == "" {
-		return // the log and the metric have it
+// doubt is why nothing happens to absent VMs; "" when the list is plausible.
+func (c census) doubt() (reason, message string) {
+	switch {
+	case c.foreign > 0:
+		return v1alpha1.ReasonDifferentCluster, fmt.Sprintf(
+			"%d of the %d VMs here were ordered by another cluster; none of them is touched", c.foreign, c.known)
+	case suspicious(c.known, c.absent):
+		return v1alpha1.ReasonSuspiciousList, fmt.Sprintf(
+			"the API server has no object for %d of the %d VMs here; none is touched", c.absent, c.known)
+	default:
+		return "", ""
 	}
-	h.agent.events.Record(event.Node(h.node, corev1.EventTypeWarning, reasonSuspicious,
-		fmt.Sprintf("the API server has no object for %d of the %d VMs here; none is touched", absent, known)))
+}
+
+// account puts the condition VMsAccountedFor into s. A node on which it never was False has nothing to say of it.
+func (c census) account(s *v1alpha1.ImpNodeStatus, now time.Time) {
+	condition := metav1.Condition{
+		Type: v1alpha1.ConditionVMsAccountedFor, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAccountedFor,
+		Message: "the list of VMs is plausible",
+	}
+	if reason, message := c.doubt(); reason != "" {
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, reason, message
+	}
+	if condition.Status == metav1.ConditionFalse || meta.FindStatusCondition(s.Conditions, condition.Type) != nil {
+		setNodeCondition(s, condition, now)
+	}
+}
+
+// hear notes whether the runtime answers although its stream may be open, and has every VM looked at when that changes.
+func (h *heartbeat) hear(ctx context.Context, deaf bool) {
+	if h.agent.deaf.Swap(deaf) != deaf {
+		h.agent.kickAll(ctx)
+	}
 }

@@ -29,8 +29,15 @@ type memory struct {
 	loggedExit int64
 	// pullingSince is when a pull was first seen, pullingTold when its progress was last told.
 	pullingSince, pullingTold time.Time
-	// absentTold says that the absence of the VM's object was logged.
-	absentTold bool
+	// absentTold is why the VM goes on without an object, as it was logged.
+	absentTold string
+	// absentSince is since when the object has been missing without a doubt; zero while it has not.
+	absentSince time.Time
+	// looks at the object of the absent VM on connection looksEpoch.
+	looks      int
+	looksEpoch int64
+	// behindSince is when the object was first found to have an older assignment than the runtime; zero while it has not.
+	behindSince time.Time
 	// resetTold is the value of the reset annotation that was told to be none.
 	resetTold string
 	// networkSince is when the VM's network was first found not to be ready; zero while it is.

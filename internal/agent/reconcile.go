@@ -7,6 +7,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -22,8 +23,8 @@ const (
 	// secretsAgain is how often the pull secrets of a VM whose pull fails are read anew; waitingAgain when the runtime has none.
 	secretsAgain = 30 * time.Second
 	waitingAgain = 2 * time.Second
-	// absentAgain is how often the object of an absent VM is looked for.
-	absentAgain = time.Minute
+	// behindPatience is how long the runtime may know a later assignment than the object before the object says so: a cache lags less.
+	behindPatience = 2 * time.Second
 	// writeTries bounds the passes of one reconcile: each but the first follows a conflict.
 	writeTries = 5
 )
@@ -87,54 +88,17 @@ func (a *Agent) bound(ctx context.Context, name types.NamespacedName) (*v1alpha1
 func (a *Agent) live(ctx context.Context, name types.NamespacedName) (*v1alpha1.ImpVM, error) {
 	vm := &v1alpha1.ImpVM{}
 	err := a.client.Get(ctx, name, vm)
-	if apierrors.IsNotFound(err) {
+	// Without the CRD the server does not know the path: that is no word about the object.
+	if apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
 		return nil, nil
 	}
 	return vm, err
 }
 
-// reconcileAbsent looks after a VM that the runtime has and the cache has not.
-func (a *Agent) reconcileAbsent(ctx context.Context, st machine.Status) time.Duration {
-	if epoch, _ := a.view.connection(a.clock.Now()); epoch == 0 {
-		return 0 // the next connection's end of list comes back to it
-	}
-	log := a.logOf(st.ID, st.Namespace, st.Name)
-	m := a.memory.of(types.UID(st.ID))
-	if st.State == machine.Removed {
-		a.memory.forget(types.UID(st.ID))
-		return 0
-	}
-	live, err := a.live(ctx, nameOf(st))
-	if err != nil {
-		log.Warn("object of an absent VM not read", "error", err)
-		return m.backoff()
-	}
-	what, why := decideAbsent(a.opts.Node, st, live)
-	switch what {
-	case fateRemove:
-		log.Info("removing a stale VM", "why", why, "assignment", st.Assignment)
-		ctx, cancel := context.WithTimeout(ctx, orderTimeout)
-		defer cancel()
-		if _, err := a.service.Remove(ctx, machine.Ref{ID: st.ID, Assignment: st.Assignment}, machine.Removal{Grace: translate.Grace(live)}); err != nil {
-			log.Warn("stale VM not removed", "error", err)
-		}
-		return m.backoff()
-	case fateKeep:
-		if st.State != machine.Removing && !m.absentTold {
-			m.absentTold = true
-			log.Warn("VM goes on without an object", "why", why, "assignment", st.Assignment)
-		}
-		return absentAgain
-	default:
-		a.memory.forget(types.UID(st.ID))
-		return 0
-	}
-}
-
 // reconcileBound makes passes over one VM until what it says is on the object, or has to wait.
 func (a *Agent) reconcileBound(ctx context.Context, vm *v1alpha1.ImpVM) time.Duration {
 	m := a.memory.of(vm.UID)
-	m.absentTold = false
+	m.absentTold, m.absentSince, m.looks = "", time.Time{}, 0
 	original := vm
 	vm = m.newer(vm)
 	for range writeTries {
@@ -166,10 +130,12 @@ func (a *Agent) reconcileBound(ctx context.Context, vm *v1alpha1.ImpVM) time.Dur
 func (a *Agent) pass(ctx context.Context, vm *v1alpha1.ImpVM, m *memory) (time.Duration, writeResult) {
 	now := a.clock.Now()
 	epoch, away := a.view.connection(now)
-	f := facts{vm: vm, synced: epoch != 0, silent: epoch == 0 && away >= silence}
+	deaf := a.deaf.Load()
+	f := facts{vm: vm, synced: epoch != 0 && !deaf, silent: deaf || (epoch == 0 && away >= silence)}
 	if st, ok := a.view.get(vm.UID); ok {
 		f.status = &st
 	}
+	f.behind = m.behind(f, now)
 	f.network = a.standingOf(vm, m, now)
 	var wait time.Duration
 	f.ensured, wait = a.specKnown(vm, f, m, epoch, now)
@@ -184,6 +150,12 @@ func (a *Agent) pass(ctx context.Context, vm *v1alpha1.ImpVM, m *memory) (time.D
 	case reportSilent:
 		o.Problem = fault.Of(fault.Errorf(fault.RuntimeStartFailed, "asking the node's runtime",
 			"it does not answer on %s", a.opts.RuntimeSocket))
+	case reportTimeout:
+		o.Unanswered = fmt.Sprintf("the node's runtime has not answered for %s; what the VM does is not known", silence)
+	case reportBehind:
+		o.Problem = fault.Of(fault.Errorf(fault.StaleAssignment, "ordering VM",
+			"node %s has assignment %d of this VM, and the object says %d (was it restored from a backup?): the VM is left as it is until status.assignment is greater",
+			a.opts.Node, f.status.Assignment, vm.Status.Assignment))
 	case reportReleased:
 		o.Released = true
 	case reportLost:
@@ -210,6 +182,8 @@ func (a *Agent) pass(ctx context.Context, vm *v1alpha1.ImpVM, m *memory) (time.D
 // enough.
 func (a *Agent) holdWait(f facts, away time.Duration) time.Duration {
 	switch {
+	case f.synced && f.status != nil && f.status.Assignment > f.vm.Status.Assignment:
+		return behindPatience
 	case f.synced:
 		return f.network.wait
 	case f.silent:
@@ -217,6 +191,18 @@ func (a *Agent) holdWait(f facts, away time.Duration) time.Duration {
 	default:
 		return silence - away
 	}
+}
+
+// behind says that the runtime has had a later assignment than the object for longer than behindPatience.
+func (m *memory) behind(f facts, now time.Time) bool {
+	if f.status == nil || f.status.Assignment <= f.vm.Status.Assignment || f.status.State == machine.Removed {
+		m.behindSince = time.Time{}
+		return false
+	}
+	if m.behindSince.IsZero() {
+		m.behindSince = now
+	}
+	return now.Sub(m.behindSince) >= behindPatience
 }
 
 // matching gives st if it speaks of vm's present assignment. What is left of an older one is being removed.
@@ -231,6 +217,7 @@ func matching(st *machine.Status, vm *v1alpha1.ImpVM) *machine.Status {
 func (a *Agent) specKnown(vm *v1alpha1.ImpVM, f facts, m *memory, epoch int64, now time.Time) (bool, time.Duration) {
 	st := f.status
 	spec, err := translate.Spec(vm, f.network.facts, nil)
+	spec.Cluster = a.cluster.get()
 	if err != nil || !m.knows(spec, epoch) {
 		return false, 0
 	}
@@ -290,6 +277,7 @@ func (a *Agent) ensure(ctx context.Context, vm *v1alpha1.ImpVM, f facts, m *memo
 		o.Problem = fault.Of(err)
 		return m.backoff(), true
 	}
+	spec.Cluster = a.cluster.get()
 	return a.order(ctx, vm, spec, m, epoch, o)
 }
 

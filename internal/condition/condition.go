@@ -95,6 +95,8 @@ func decide(in Inputs) (metav1.Condition, v1alpha1.Phase) {
 		}, v1alpha1.PhaseRunning
 	case missing == v1alpha1.ConditionNodeReachable:
 		return cause, v1alpha1.PhaseUnknown
+	case cause.Reason == v1alpha1.ReasonRuntimeTimeout:
+		return cause, v1alpha1.PhaseUnknown // its agent lives, and cannot say what the guest does
 	case missing != v1alpha1.ConditionScheduled && in.AgentSpoke &&
 		meta.IsStatusConditionTrue(in.Conditions, v1alpha1.ConditionStarted):
 		return cause, v1alpha1.PhaseRunning

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -57,6 +59,21 @@ func TestNetworksComeWithTheBuiltInRoles(t *testing.T) {
 		must(t, c.admin.Get(t.Context(), client.ObjectKeyFromObject(u), u))
 		if got := u.GetLabels()["rbac.authorization.k8s.io/"+label]; got != "true" {
 			t.Errorf("the label %s of %s is %q, want true", label, role, got)
+		}
+	}
+}
+
+// An agent compares the cluster with the one that ordered a VM, and reads nothing else of namespaces.
+func TestAnAgentReadsTheClustersIdentity(t *testing.T) {
+	c := newCluster(t)
+	agent := clientOf(t, c.AgentConfig("node-a"))
+	must(t, agent.Get(t.Context(), client.ObjectKey{Name: "kube-system"}, &corev1.Namespace{}))
+	for what, err := range map[string]error{
+		"another namespace": agent.Get(t.Context(), client.ObjectKey{Name: "default"}, &corev1.Namespace{}),
+		"the list of them":  agent.List(t.Context(), &corev1.NamespaceList{}),
+	} {
+		if !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v", what, err)
 		}
 	}
 }

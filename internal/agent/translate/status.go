@@ -23,7 +23,9 @@ type Observation struct {
 	Released bool
 	// Lost says that the one-shot's workload was started under this assignment and the node knows nothing of it any more.
 	Lost bool
-	Now  time.Time
+	// Unanswered says, when it is not empty, why what the VM does is not known at the moment. What was said last stands but for that.
+	Unanswered string
+	Now        time.Time
 }
 
 // Report gives a copy of vm whose status says all that imp-agent has to say, together with what the other writers said before. It
@@ -38,6 +40,15 @@ func Report(vm *v1alpha1.ImpVM, o Observation) *v1alpha1.ImpVM {
 		before = nil
 	}
 	s.ReportedAssignment = vm.Status.Assignment
+	if o.Unanswered != "" && !finished {
+		silent := metav1.Condition{
+			Type: v1alpha1.ConditionGuestReady, Status: metav1.ConditionUnknown, Reason: v1alpha1.ReasonRuntimeTimeout,
+			Message: o.Unanswered, ObservedGeneration: vm.Status.ObservedGeneration,
+		}
+		condition.Set(&s.Conditions, condition.Next(before, silent, o.Now))
+		condition.Apply(out, o.Now)
+		return out
+	}
 	final := finalExit(o)
 	switch {
 	case finished: // terminal is terminal, whatever the node believes
