@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -220,6 +221,15 @@ type requests struct {
 	held  map[string]*held
 	// watched holds "resource selector" of every list and watch.
 	watched map[string]bool
+	// down refuses every request, which is then not counted.
+	down bool
+}
+
+// cut takes the API server away, or gives it back.
+func (r *requests) cut(down bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.down = down
 }
 
 type held struct {
@@ -284,6 +294,10 @@ type counter struct {
 func (c *counter) RoundTrip(q *http.Request) (*http.Response, error) {
 	kind := q.Method + " " + resourceOf(q.URL.Path)
 	c.requests.mu.Lock()
+	if c.requests.down {
+		c.requests.mu.Unlock()
+		return nil, syscall.ECONNREFUSED
+	}
 	c.requests.count[kind]++
 	if q.Method == http.MethodGet && (q.URL.Query().Has("watch") || q.URL.Query().Has("fieldSelector")) {
 		c.requests.watched[resourceOf(q.URL.Path)+" "+q.URL.Query().Get("fieldSelector")] = true
