@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +22,9 @@ const (
 	churnRounds = 200
 	// churnBreadth is how many rounds go on side by side.
 	churnBreadth = 20
+	// churnPatience with a VM on its way: a try at a network has some twenty steps, of which each fails one time in ten, so that a
+	// VM needs several tries, with a backoff between them.
+	churnPatience = 20 * time.Second
 )
 
 func TestTwoHundredVMsComeAndGoWhileNetworkStepsFailAndNothingIsLeft(t *testing.T) {
@@ -32,13 +36,14 @@ func TestTwoHundredVMsComeAndGoWhileNetworkStepsFailAndNothingIsLeft(t *testing.
 	// A claim outlives its VM by a minute: there must be addresses for all.
 	networks := []*v1alpha1.ImpNetwork{c.network(t, ns, "wide", "10.70.0.0/23", nat), c.network(t, ns, "again", "10.70.0.0/23")}
 
+	var ran atomic.Int64
 	rounds := make(chan int)
 	var working sync.WaitGroup
 	for worker := range churnBreadth {
 		random := rand.New(rand.NewPCG(seed, uint64(worker)))
 		working.Go(func() {
 			for i := range rounds {
-				c.comeAndGo(t, ns, networks[i%len(networks)].Name, i, random)
+				c.comeAndGo(t, ns, networks[i%len(networks)].Name, i, random, &ran)
 			}
 		})
 	}
@@ -48,6 +53,10 @@ func TestTwoHundredVMsComeAndGoWhileNetworkStepsFailAndNothingIsLeft(t *testing.
 	close(rounds)
 	working.Wait()
 
+	t.Logf("%d of %d VMs were ready before they were deleted", ran.Load(), churnRounds)
+	if ran.Load() < churnRounds/10 {
+		t.Errorf("only %d of %d VMs ever ran", ran.Load(), churnRounds)
+	}
 	seen := c.eventReasons(t, ns)
 	for _, reason := range []string{v1alpha1.ReasonNetworkSetupFailed, v1alpha1.ReasonRecovered} {
 		if seen[reason] == 0 {
@@ -77,8 +86,8 @@ func TestTwoHundredVMsComeAndGoWhileNetworkStepsFailAndNothingIsLeft(t *testing.
 	}
 }
 
-// comeAndGo is one round: a VM is created, awaited or not, and deleted.
-func (c *cluster) comeAndGo(t *testing.T, ns, network string, i int, random *rand.Rand) {
+// comeAndGo is one round: a VM is created, awaited for a while, and deleted. It counts in ran if it was ready.
+func (c *cluster) comeAndGo(t *testing.T, ns, network string, i int, random *rand.Rand, ran *atomic.Int64) {
 	vm := c.vm(ns, fmt.Sprintf("vm-%03d", i), persistent, grace(0), scripted(vmmfake.Script{}), func(vm *v1alpha1.ImpVM) {
 		vm.Spec.NetworkRef = &v1alpha1.NetworkReference{Name: network}
 	})
@@ -86,16 +95,15 @@ func (c *cluster) comeAndGo(t *testing.T, ns, network string, i int, random *ran
 		t.Errorf("creating %s: %v", vm.Name, err)
 		return
 	}
-	until := ready // or at any moment before
+	patience := churnPatience // or any moment before
 	if random.IntN(2) == 0 {
-		deadline := time.Now().Add(time.Duration(random.IntN(2000)) * time.Millisecond)
-		until = func(*v1alpha1.ImpVM) bool { return time.Now().After(deadline) }
+		patience = time.Duration(random.IntN(2000)) * time.Millisecond
 	}
 	now := &v1alpha1.ImpVM{}
-	if !eventually(t.Context(), 2*time.Minute, func() bool {
-		return c.client.Get(t.Context(), client.ObjectKeyFromObject(vm), now) == nil && until(now)
+	if eventually(t.Context(), patience, func() bool {
+		return c.client.Get(t.Context(), client.ObjectKeyFromObject(vm), now) == nil && ready(now)
 	}) {
-		t.Errorf("%s does not run: %s", vm.Name, describe(now))
+		ran.Add(1)
 	}
 	if err := c.client.Delete(t.Context(), vm); err != nil {
 		t.Errorf("deleting %s: %v", vm.Name, err)
