@@ -212,10 +212,13 @@ func (w *worker) doWriteTombstone(context.Context, plan.Step) error {
 	return nil
 }
 
+// doSucceed makes way for the successor, unless an order did so, or withdrew it, since the step was decided.
 func (w *worker) doSucceed(context.Context, plan.Step) error {
-	return w.commit(func(next *plan.Record) {
-		if next.Successor != nil { // an order may have taken it back since this was decided
-			*next = next.Succeeded(w.engine.clock.Now())
-		}
-	})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.record.RemovedAt == nil || w.record.Successor == nil {
+		return nil
+	}
+	next := w.record.Clone()
+	return w.commitLocked(next.Succeeded(w.engine.clock.Now()))
 }
