@@ -15,7 +15,7 @@ PROGRAMS := imp-operator imp-agent imp-runtime imp-guest imp-dev
 TEST_TIMEOUT ?= 20m
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build generate check drift lint vet test control-plane kernel demo bench clean
+.PHONY: help deps build generate check drift lint vet test control-plane kernel demo bench chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -55,6 +55,11 @@ demo: deps control-plane kernel ## boot real microVMs through the Kubernetes API
 
 bench: deps control-plane kernel ## print the figures of docs/figures.md
 	hack/bench.sh
+
+SEED ?= 1
+MINUTES ?= 5
+chaos: deps control-plane ## disturb 200 fake VMs on 3 nodes by the schedule of SEED for MINUTES, and give a verdict
+	$(BIN)/imp-dev chaos --seed $(SEED) --duration $(MINUTES)m
 
 clean: ## remove bin/ and .dev/ (the cache stays: IMP_CACHE)
 	rm -rf $(BIN) .dev

@@ -20,6 +20,7 @@ import (
 	"imp.dev/imp/internal/devserver/controlplane"
 	"imp.dev/imp/internal/devserver/fabric"
 	"imp.dev/imp/internal/devserver/registry"
+	"imp.dev/imp/internal/devserver/relay"
 	"imp.dev/imp/internal/devserver/sweep"
 
 	"k8s.io/client-go/rest"
@@ -48,7 +49,8 @@ type Server struct {
 
 	mu       sync.Mutex
 	running  map[programKey]*child.Process
-	metrics  map[programKey]string // addresses
+	metrics  map[programKey]string   // addresses
+	relays   map[string]*relay.Relay // by program's name, with Options.Relays
 	ended    chan error
 	stopping bool
 }
@@ -73,7 +75,7 @@ func Up(ctx context.Context, opts Options) (_ *Server, err error) {
 	}
 	s := &Server{
 		Places: places, opts: opts, unlock: unlock, group: child.NewGroup(),
-		running: map[programKey]*child.Process{}, metrics: map[programKey]string{}, ended: make(chan error, 64),
+		running: map[programKey]*child.Process{}, metrics: map[programKey]string{}, relays: map[string]*relay.Relay{}, ended: make(chan error, 64),
 	}
 	defer func() {
 		if err != nil {
@@ -170,9 +172,7 @@ func (s *Server) startControlPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range s.ControlPlane.Processes() {
-		s.watch(p)
-	}
+	s.watchControlPlane()
 	s.opts.Progress("installing CRDs, roles and policies")
 	return s.ControlPlane.Install(ctx, config.Files)
 }
@@ -224,6 +224,9 @@ func (s *Server) teardown(ctx context.Context) error {
 	}
 	s.refreshing.Wait()
 	s.group.Close()
+	for _, r := range s.relays {
+		r.Close()
+	}
 	for _, server := range s.listeners {
 		_ = server.Close() // an error says that it was closed before
 	}

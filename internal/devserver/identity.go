@@ -38,7 +38,15 @@ func (s *Server) giveIdentity(ctx context.Context, who identity) error {
 		return err
 	}
 	kubeconfig := filepath.Join(dir, "kubeconfig")
-	if err := controlplane.WriteKubeconfig(kubeconfig, s.ControlPlane.Anonymous(), tokenFile(dir)); err != nil {
+	server := s.ControlPlane.Anonymous()
+	if s.opts.Relays {
+		r, err := s.relayOf(who.program, server.Host)
+		if err != nil {
+			return err
+		}
+		server.Host = "https://" + r.Address()
+	}
+	if err := controlplane.WriteKubeconfig(kubeconfig, server, tokenFile(dir)); err != nil {
 		return err
 	}
 	for _, path := range []string{kubeconfig, dir} {

@@ -146,10 +146,11 @@ func (s *Server) launch(key programKey) (*child.Process, error) {
 }
 
 func (s *Server) operatorArgs() []string {
-	return []string{
+	args := []string{
 		"--kubeconfig=" + filepath.Join(s.Places.credentials(operatorProgram), "kubeconfig"),
 		"--metrics-addr=" + s.metrics[programKey{program: Operator}], "--health-addr=127.0.0.1:0",
 	}
+	return append(args, s.opts.OperatorArgs...)
 }
 
 func (s *Server) agentArgs(node string) []string {

@@ -37,8 +37,10 @@ type Options struct {
 	RegistryPassword string
 	// VCPU, MemoryMiB and DiskGiB are each node's budget; 0 takes what suits this machine.
 	VCPU, MemoryMiB, DiskGiB int64
-	// RuntimeArgs and AgentArgs are added to each node's programs, for what only a test wants.
-	RuntimeArgs, AgentArgs []string
+	// RuntimeArgs and AgentArgs are added to each node's programs, OperatorArgs to the operator, for what only a test wants.
+	RuntimeArgs, AgentArgs, OperatorArgs []string
+	// Relays puts a relay between each program and the API server, for Partition.
+	Relays bool
 	// Progress is told in one line what goes on; Log what is worth keeping.
 	Progress func(line string)
 	Log      *slog.Logger

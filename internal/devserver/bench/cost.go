@@ -1,8 +1,6 @@
 package bench
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -15,11 +13,11 @@ import (
 
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/devserver"
+	"imp.dev/imp/internal/devserver/apicount"
 	"imp.dev/imp/internal/devserver/imagefile"
 	"imp.dev/imp/internal/machine"
 	"imp.dev/imp/internal/machine/rpc"
 
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -129,7 +127,7 @@ func fill(path string, size int64) error {
 
 // writes counts what the life of one VM costs the API server, by kind.
 func (b *bench) writes(ctx context.Context) error {
-	before, err := b.apiWrites(ctx)
+	before, err := apicount.Writes(ctx, b.server.Config())
 	if err != nil {
 		return err
 	}
@@ -146,7 +144,7 @@ func (b *bench) writes(ctx context.Context) error {
 			return err
 		}
 	}
-	after, err := b.apiWrites(ctx)
+	after, err := apicount.Writes(ctx, b.server.Config())
 	if err != nil {
 		return err
 	}
@@ -162,55 +160,6 @@ func (b *bench) writes(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// apiWrites reads the API server's own count of requests that write, by verb, resource and subresource.
-func (b *bench) apiWrites(ctx context.Context) (map[string]float64, error) {
-	clientset, err := kubernetes.NewForConfig(b.server.Config())
-	if err != nil {
-		return nil, err
-	}
-	page, err := clientset.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("reading the API server's metrics: %w", err)
-	}
-	counts := map[string]float64{}
-	lines := bufio.NewScanner(bytes.NewReader(page))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		words, ok := strings.CutPrefix(lines.Text(), "apiserver_request_total{")
-		if !ok {
-			continue
-		}
-		labels, value, _ := strings.Cut(words, "} ")
-		verb := label(labels, "verb")
-		if verb != "POST" && verb != "PUT" && verb != "PATCH" && verb != "APPLY" && verb != "DELETE" {
-			continue
-		}
-		resource := label(labels, "resource")
-		if sub := label(labels, "subresource"); sub != "" {
-			resource += "/" + sub
-		}
-		n, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return nil, err
-		}
-		if strings.HasPrefix(label(labels, "code"), "2") {
-			counts[verb+" "+resource] += n
-		} else {
-			counts[verb+" "+resource+" refused"] += n
-		}
-	}
-	return counts, lines.Err()
-}
-
-func label(labels, name string) string {
-	_, rest, ok := strings.Cut(labels, name+`="`)
-	if !ok {
-		return ""
-	}
-	value, _, _ := strings.Cut(rest, `"`)
-	return value
 }
 
 // memory prints what agent and runtime hold with one VM and with twenty.

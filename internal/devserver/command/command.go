@@ -41,7 +41,7 @@ func New() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newUp(), newDemo(), newBench(), newImage(), newConsole(), newBuildControlPlane(), newKernel())
+	root.AddCommand(newUp(), newDemo(), newBench(), newChaos(), newImage(), newConsole(), newBuildControlPlane(), newKernel())
 	return root
 }
 
@@ -139,6 +139,7 @@ func newBench() *cobra.Command {
 	}
 	serverFlags(cmd, &opts)
 	cmd.Flags().IntVar(&rounds, "rounds", 7, "how often each timing is taken")
+	cmd.AddCommand(newBenchSupervision())
 	return cmd
 }
 

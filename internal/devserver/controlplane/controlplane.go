@@ -10,7 +10,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"imp.dev/imp/internal/devserver/child"
@@ -46,6 +48,9 @@ type ControlPlane struct {
 	caFile   string
 	group    *child.Group
 	ownGroup bool
+	specs    []child.Spec
+
+	mu       sync.Mutex
 	children []*child.Process
 }
 
@@ -96,14 +101,13 @@ func start(ctx context.Context, opts Options) (_ *ControlPlane, err error) {
 	if err := WriteKubeconfig(cp.Kubeconfig, cp.admin, ""); err != nil {
 		return nil, err
 	}
-	for _, spec := range lay.processes(opts, cp.Kubeconfig) {
-		p, err := cp.group.Start(spec)
-		if err != nil {
+	cp.specs = lay.processes(opts, cp.Kubeconfig)
+	for _, spec := range cp.specs {
+		if err := cp.StartProcess(spec.Name); err != nil {
 			return nil, err
 		}
-		cp.children = append(cp.children, p)
 	}
-	return cp, cp.awaitReady(ctx)
+	return cp, cp.AwaitReady(ctx)
 }
 
 // prepareDirs empties what belongs to an earlier control plane, and only that: Dir may hold other things.
@@ -138,7 +142,8 @@ func freePorts(n int) ([]int, error) {
 // readyTimeout bounds the wait for /readyz. A start takes 4 s on an idle machine; loaded ones have taken a minute.
 const readyTimeout = 3 * time.Minute
 
-func (cp *ControlPlane) awaitReady(ctx context.Context) error {
+// AwaitReady returns when the API server is ready to serve, or with the process that has ended instead.
+func (cp *ControlPlane) AwaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	client, err := kubernetes.NewForConfig(cp.admin)
@@ -156,7 +161,7 @@ func (cp *ControlPlane) awaitReady(ctx context.Context) error {
 		if err != nil {
 			last = err
 		}
-		for _, p := range cp.children {
+		for _, p := range cp.Processes() {
 			if !p.Running() {
 				return p.Ended()
 			}
@@ -173,12 +178,17 @@ func (cp *ControlPlane) awaitReady(ctx context.Context) error {
 func (cp *ControlPlane) Config() *rest.Config { return rest.CopyConfig(cp.admin) }
 
 // Processes are those of the control plane, so that a caller can watch whether one dies.
-func (cp *ControlPlane) Processes() []*child.Process { return cp.children }
+func (cp *ControlPlane) Processes() []*child.Process {
+	cp.mu.Lock()
+	defer cp.mu.Unlock()
+	return slices.Clone(cp.children)
+}
 
 // Stop ends the processes, the last started first. Files stay; who gave Dir removes it.
 func (cp *ControlPlane) Stop() {
-	for i := len(cp.children) - 1; i >= 0; i-- {
-		cp.children[i].Stop()
+	children := cp.Processes()
+	for i := len(children) - 1; i >= 0; i-- {
+		children[i].Stop()
 	}
 	if cp.ownGroup {
 		cp.group.Close()

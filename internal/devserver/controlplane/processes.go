@@ -65,12 +65,12 @@ func (l *layout) adminConfig() *rest.Config {
 // processes gives the command lines in the order of start. Each waits by itself for the one before.
 func (l *layout) processes(opts Options, kubeconfig string) []child.Spec {
 	specs := []child.Spec{
-		{Name: "etcd", Path: opts.Binaries.Etcd, Args: l.etcdArgs(opts)},
-		{Name: "kube-apiserver", Path: opts.Binaries.APIServer, Args: l.apiServerArgs()},
+		{Name: EtcdProcess, Path: opts.Binaries.Etcd, Args: l.etcdArgs(opts)},
+		{Name: APIServerProcess, Path: opts.Binaries.APIServer, Args: l.apiServerArgs()},
 	}
 	if !opts.WithoutControllers {
 		specs = append(specs, child.Spec{
-			Name: "kube-controller-manager", Path: opts.Binaries.ControllerManager, Args: l.controllerArgs(kubeconfig),
+			Name: ControllerManagerProcess, Path: opts.Binaries.ControllerManager, Args: l.controllerArgs(kubeconfig),
 		})
 	}
 	for i := range specs {
