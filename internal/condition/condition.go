@@ -89,6 +89,8 @@ func decide(in Inputs) (metav1.Condition, v1alpha1.Phase) {
 		return cause, v1alpha1.PhaseStopping // why it does not go away is worth more than that it should
 	case in.Leaving:
 		return notReady(v1alpha1.ReasonStopping, "being stopped and removed from its node"), v1alpha1.PhaseStopping
+	case cause.Reason == v1alpha1.ReasonStopped || cause.Reason == v1alpha1.ReasonEvacuated:
+		return cause, v1alpha1.PhaseStopped // nothing starts it until somebody wants it to run
 	case missing == "":
 		return metav1.Condition{
 			Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonRunning, Message: "the guest is running and ready",

@@ -92,6 +92,10 @@ func TestReadySaysTheFirstThingThatIsNotTrue(t *testing.T) {
 			vmWith(bound, yes("DiskReady"), no("NetworkReady", "NetworkSetupFailed", "no TAP")), "False", "NetworkSetupFailed", "no TAP", "Starting"},
 		"a guest in a crash loop is starting": {
 			vmWith(started, no("Started", "CrashLoopBackOff", "exit code 1, again in 20s")), "False", "CrashLoopBackOff", "exit code 1, again in 20s", "Starting"},
+		"a VM that stands still by order is stopped": {
+			vmWith(started, no("Started", "Stopped", "spec.desiredState is Stopped")), "False", "Stopped", "spec.desiredState is Stopped", "Stopped"},
+		"a VM that was stopped for a taint of its node is stopped": {
+			vmWith(started, no("Started", "Evacuated", "node-1 is to be emptied")), "False", "Evacuated", "node-1 is to be emptied", "Stopped"},
 		"a stage that is unknown is not true": {
 			vmWith(bound, is("DiskReady", "Unknown", "Pending", "pulling 3 of 9 MiB")), "False", "Pending", "pulling 3 of 9 MiB", "Starting"},
 		"a started guest that does not answer its probe is running": {

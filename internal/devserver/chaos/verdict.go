@@ -75,8 +75,20 @@ func (v Verdict) Print(out io.Writer) {
 		fmt.Fprintf(out, "\nPASSED\n")
 		return
 	}
-	fmt.Fprintf(out, "\nFAILED: %d violations. The same schedule again: imp-dev chaos --seed %d --duration %s --vms %d --nodes %d --vmm %s\n", len(v.Violations),
-		v.Shape.Seed, v.Shape.Duration, v.Shape.VMs, len(v.Shape.Nodes), v.VMM)
+	fmt.Fprintf(out, "\nFAILED: %d violations. The same schedule again: imp-dev chaos --seed %d --duration %s --vms %d --nodes %d --vmm %s%s\n", len(v.Violations),
+		v.Shape.Seed, v.Shape.Duration, v.Shape.VMs, len(v.Shape.Nodes), v.VMM, v.kinds())
+}
+
+// kinds is the flag that picked them.
+func (v Verdict) kinds() string {
+	if len(v.Shape.Kinds) == 0 {
+		return ""
+	}
+	var names []string
+	for _, k := range v.Shape.Kinds {
+		names = append(names, string(k))
+	}
+	return " --kinds " + strings.Join(names, ",")
 }
 
 func printWrites(out io.Writer, when string, counts map[string]float64, over time.Duration) {
