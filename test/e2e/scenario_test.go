@@ -8,13 +8,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/devserver"
+	"imp.dev/imp/internal/devserver/chaos"
 	"imp.dev/imp/internal/process"
 	vmmfake "imp.dev/imp/internal/vmm/fake"
 
@@ -29,37 +29,12 @@ const (
 	recycled = 5   // whose VMM is killed as well, and whose recorded pid is somebody else's by then
 )
 
-// vmmOf finds the live VMM of each VM by the mark in its environment: what is, not what a record says.
-func vmmOf(t *testing.T) map[string]int {
+// processes finds the live VMM of each VM of node-1 by the mark in its environment: what is, not what a record says.
+func (c *cluster) processes(t *testing.T) map[string]int {
 	t.Helper()
-	entries, err := os.ReadDir("/proc")
+	pids, err := chaos.Processes(filepath.Join(c.server.Places.Data, "node-1"))
 	must(t, err)
-	found := map[string]int{}
-	for _, entry := range entries {
-		var pid int
-		if n, _ := fmt.Sscanf(entry.Name(), "%d", &pid); n != 1 {
-			continue
-		}
-		environment, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
-		if err != nil {
-			continue
-		}
-		for _, variable := range bytes.Split(environment, []byte{0}) {
-			mark, ok := strings.CutPrefix(string(variable), "IMP_RUN=")
-			if !ok {
-				continue
-			}
-			uid := mark[strings.LastIndexByte(mark, '/')+1:]
-			if _, err := process.Identify(pid); err != nil {
-				continue // dead, and not waited for yet
-			}
-			if other, twice := found[uid]; twice {
-				t.Errorf("VM %s has two VMMs: %d and %d", uid, other, pid)
-			}
-			found[uid] = pid
-		}
-	}
-	return found
+	return pids
 }
 
 // editRecord changes the record of a VM's boot while no runtime runs; identity is that of its process.
@@ -152,7 +127,7 @@ func TestTwoHundredVMsWhoseAgentAndRuntimeDieWithTwentyOfTheirVMMsAndFivePidsRec
 	c := own(t, devserver.Options{Nodes: 1, VMM: "fake"})
 	ns := c.namespace(t)
 	before := c.steadyVMs(t, ns, fleet)
-	pids := vmmOf(t)
+	pids := c.processes(t)
 	uids := make([]string, 0, fleet)
 	for uid := range before {
 		if pids[uid] == 0 {
@@ -185,7 +160,7 @@ func TestTwoHundredVMsWhoseAgentAndRuntimeDieWithTwentyOfTheirVMMsAndFivePidsRec
 	if !eventually(t.Context(), time.Minute, func() bool { now = c.byUID(t, ns); return countReady(now) == fleet }) {
 		t.Fatalf("%d of %d VMs are Ready a minute after", countReady(now), fleet)
 	}
-	after := vmmOf(t)
+	after := c.processes(t)
 	for _, uid := range slices.Concat(dead, reused) {
 		vm := now[uid]
 		if vm.Status.RestartCount != 1 || vm.Status.Incarnation != 2 || vm.Status.LastFailure == nil || vm.Status.LastFailure.Reason != "VMMKilled" {
@@ -235,7 +210,7 @@ func TestAfterAHostsRebootEachVMIsStartedOnceAndItsFailuresAreNotCounted(t *test
 	c := own(t, devserver.Options{Nodes: 1, VMM: "fake"})
 	ns := c.namespace(t)
 	vms := c.steadyVMs(t, ns, 5)
-	pids := vmmOf(t)
+	pids := c.processes(t)
 	for _, program := range []devserver.Program{devserver.Agent, devserver.Runtime} {
 		must(t, c.server.Kill(program, "node-1"))
 	}

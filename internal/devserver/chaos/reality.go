@@ -160,7 +160,7 @@ func starts(stateDirs []string, uid string) int {
 	return n
 }
 
-// Processes gives the pid of each VM's live VMM on the node with this state directory, by the VM's UID.
+// Processes gives the pid of each VM's live VMM on the node with this state directory, by the VM's UID. Two of one VM are an error.
 func Processes(stateDir string) (map[string]int, error) {
 	r, err := newReality([]string{stateDir})
 	if err != nil {
@@ -168,6 +168,9 @@ func Processes(stateDir string) (map[string]int, error) {
 	}
 	pids := map[string]int{}
 	for uid, live := range r.look() {
+		if len(live) > 1 && live[0].alive() && live[1].alive() {
+			return nil, fmt.Errorf("VM %s has two live VMMs, %d and %d", uid, live[0].pid, live[1].pid)
+		}
 		pids[uid] = live[0].pid
 	}
 	return pids, nil
