@@ -89,8 +89,9 @@ func decide(in Inputs) (metav1.Condition, v1alpha1.Phase) {
 		return cause, v1alpha1.PhaseStopping // why it does not go away is worth more than that it should
 	case in.Leaving:
 		return notReady(v1alpha1.ReasonStopping, "being stopped and removed from its node"), v1alpha1.PhaseStopping
-	case cause.Reason == v1alpha1.ReasonStopped || cause.Reason == v1alpha1.ReasonEvacuated:
-		return cause, v1alpha1.PhaseStopped // nothing starts it until somebody wants it to run
+	case standsStill(in, missing) != nil:
+		still := standsStill(in, missing)
+		return notReady(still.Reason, still.Message), v1alpha1.PhaseStopped
 	case missing == "":
 		return metav1.Condition{
 			Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonRunning, Message: "the guest is running and ready",
@@ -105,6 +106,21 @@ func decide(in Inputs) (metav1.Condition, v1alpha1.Phase) {
 	default:
 		return cause, v1alpha1.PhaseStarting
 	}
+}
+
+// standsStill gives what its node says of a VM that is kept stopped by order, nil of any other. The order is why such a VM may not have
+// a disk or a network yet, so it is told before them.
+func standsStill(in Inputs, missing string) *metav1.Condition {
+	started := meta.FindStatusCondition(in.Conditions, v1alpha1.ConditionStarted)
+	switch {
+	case !in.AgentSpoke || started == nil || started.Status != metav1.ConditionFalse:
+		return nil
+	case missing == v1alpha1.ConditionScheduled || missing == v1alpha1.ConditionNodeReachable:
+		return nil
+	case started.Reason != v1alpha1.ReasonStopped && started.Reason != v1alpha1.ReasonEvacuated:
+		return nil
+	}
+	return started
 }
 
 // finished: a reason that tells more than Failed (DeadlineExceeded, NodeLost) is kept.

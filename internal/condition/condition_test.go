@@ -94,6 +94,10 @@ func TestReadySaysTheFirstThingThatIsNotTrue(t *testing.T) {
 			vmWith(started, no("Started", "CrashLoopBackOff", "exit code 1, again in 20s")), "False", "CrashLoopBackOff", "exit code 1, again in 20s", "Starting"},
 		"a VM that stands still by order is stopped": {
 			vmWith(started, no("Started", "Stopped", "spec.desiredState is Stopped")), "False", "Stopped", "spec.desiredState is Stopped", "Stopped"},
+		"a VM that was stopped before its disk was made is stopped": {
+			vmWith(bound, is("DiskReady", "Unknown", "Pending", "preparing"), no("Started", "Stopped", "spec.desiredState is Stopped")), "False", "Stopped", "spec.desiredState is Stopped", "Stopped"},
+		"a VM that is stopped on a silent node is not known": {
+			vmWith(bound, no("NodeReachable", "AgentTimeout", "silent"), no("Started", "Stopped", "spec.desiredState is Stopped")), "False", "AgentTimeout", "silent", "Unknown"},
 		"a VM that was stopped for a taint of its node is stopped": {
 			vmWith(started, no("Started", "Evacuated", "node-1 is to be emptied")), "False", "Evacuated", "node-1 is to be emptied", "Stopped"},
 		"a stage that is unknown is not true": {
