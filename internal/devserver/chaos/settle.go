@@ -46,18 +46,25 @@ func expect(kind Kind, w wish, vm *v1alpha1.ImpVM, processes int) string {
 	return ""
 }
 
-// converge waits until every slot is as wanted, all at one time.
+// stays is how long all must be as wanted: a VM that is about to crash is Ready for a moment, and waits for longestDelay or coolDown.
+const stays = 6 * time.Second
+
+// converge waits until every slot is as wanted, all at one time, and stays so.
 func (r *runner) converge(ctx context.Context) {
 	began := time.Now()
 	reached := map[int]time.Duration{}
 	var wrong []string
+	right := time.Now() // since when all are
 	for {
 		wrong = r.wrong(ctx, func(slot int) {
 			if _, ok := reached[slot]; !ok {
 				reached[slot] = time.Since(began)
 			}
 		}, func(slot int) { delete(reached, slot) })
-		if len(wrong) == 0 || time.Since(began) > r.options.Bound || ctx.Err() != nil {
+		if len(wrong) > 0 {
+			right = time.Now()
+		}
+		if time.Since(right) > stays || time.Since(began) > r.options.Bound || ctx.Err() != nil {
 			break
 		}
 		pause(ctx, 250*time.Millisecond)
