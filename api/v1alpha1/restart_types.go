@@ -25,7 +25,7 @@ const (
 
 // RestartBackoff is how long a failed VM waits, and how often.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.initialDelay) || !has(self.maxDelay) || duration(self.initialDelay) <= duration(self.maxDelay)",fieldPath=.maxDelay,message="must not be less than initialDelay"
+// +kubebuilder:validation:XValidation:rule="!has(self.maxDelay) || !self.maxDelay.matches('^([0-9]{1,9}(ms|s|m|h))+$') || (has(self.initialDelay) && !self.initialDelay.matches('^([0-9]{1,9}(ms|s|m|h))+$')) || duration(has(self.initialDelay) ? self.initialDelay : '10s') <= duration(self.maxDelay)",fieldPath=.maxDelay,message="must not be less than initialDelay, which is 10s where it is absent"
 type RestartBackoff struct {
 	// MaxRetries counts failures of the workload in a row: absent is no limit, 0 is never. Starts that fail before the workload
 	// runs are retried with the same delays and never count.

@@ -25,6 +25,8 @@ type Inputs struct {
 	AgentSpoke bool
 	// Leaving says that the VM is being deleted or its node was told to give it up.
 	Leaving bool
+	// Halting says that the VM is to stand still.
+	Halting bool
 	// Generation of the object, kept as Ready's observedGeneration.
 	Generation int64
 	Now        time.Time
@@ -36,6 +38,7 @@ func Of(vm *v1alpha1.ImpVM, now time.Time) Inputs {
 		Conditions: vm.Status.Conditions,
 		AgentSpoke: vm.Status.ReportedAssignment == vm.Status.Assignment,
 		Leaving:    vm.DeletionTimestamp != nil || vm.Status.Release != nil,
+		Halting:    vm.Spec.DesiredState == v1alpha1.DesiredStopped || vm.Status.Hold != nil,
 		Generation: vm.Generation,
 		Now:        now,
 	}
@@ -92,6 +95,10 @@ func decide(in Inputs) (metav1.Condition, v1alpha1.Phase) {
 	case standsStill(in, missing) != nil:
 		still := standsStill(in, missing)
 		return notReady(still.Reason, still.Message), v1alpha1.PhaseStopped
+	case rests(cause.Reason):
+		return cause, v1alpha1.PhaseStopped
+	case in.Halting && (missing == "" || missing == v1alpha1.ConditionGuestReady):
+		return notReady(v1alpha1.ReasonStopping, "being stopped; disk and address stay"), v1alpha1.PhaseStopping
 	case missing == "":
 		return metav1.Condition{
 			Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonRunning, Message: "the guest is running and ready",
@@ -121,6 +128,11 @@ func standsStill(in Inputs, missing string) *metav1.Condition {
 		return nil
 	}
 	return started
+}
+
+// rests says that a VM with this reason is not started until somebody wants it: one without a node, or one whose retries are used up.
+func rests(reason string) bool {
+	return reason == v1alpha1.ReasonStopped || reason == v1alpha1.ReasonEvacuated || reason == v1alpha1.ReasonRetriesExhausted
 }
 
 // finished: a reason that tells more than Failed (DeadlineExceeded, NodeLost) is kept.

@@ -75,7 +75,12 @@ func TestAVMWhoseNetworkIsMissingIsToldWhatToCreateAndGoesOn(t *testing.T) {
 	r.expectCondition("web", v1alpha1.ConditionReady, "False InvalidSpec: "+message)
 	r.makeNetwork("lan", "10.44.0.0/24")
 	r.reconcile("web")
+	r.expectCondition("web", v1alpha1.ConditionScheduled, "False Pending: waiting for network "+r.ns+"/lan to be set up")
+	r.expectEvents("web", "Warning InvalidSpec") // a VM that was made together with its network has no trouble
+	r.clock.SetTime(r.getNetwork("lan").CreationTimestamp.Add(3 * time.Second))
+	r.reconcile("web")
 	r.expectCondition("web", v1alpha1.ConditionScheduled, "False NetworkSetupFailed: network "+r.ns+"/lan is not ready yet")
+	r.expectEvents("web", "Warning InvalidSpec", "Warning NetworkSetupFailed")
 	r.settle("lan")
 	r.reconcile("web")
 	r.expectCondition("web", v1alpha1.ConditionScheduled, "True Placed: placed on "+node)

@@ -60,6 +60,8 @@ type Candidate struct {
 	Bound Amount
 	// Guests of the VM's network among them.
 	Guests int
+	// Avoid says that another node is preferred: the VM failed here last.
+	Avoid bool
 	// Refused, unless "", is why this node must not be asked now, in words that follow its name: a node that just gave the VM back.
 	Refused string
 }
@@ -104,8 +106,11 @@ func Pick(req Requirements, candidates []Candidate) (choice Choice, refusals Ref
 			continue
 		}
 		l := load(req, c)
+		if c.Avoid {
+			l++ // after every other usable one, whose load is at most 1
+		}
 		if unusable(c) {
-			l += 2 // after every usable one, whose load is at most 1
+			l += 2 // after every usable one
 		}
 		if best == nil || l < bestLoad || l == bestLoad && c.Node.Name < best.Node.Name {
 			best, bestLoad = c, l

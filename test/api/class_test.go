@@ -88,6 +88,10 @@ func TestWhatMayBeEditedOfAnImpVMClass(t *testing.T) {
 		"arch":          {`spec: {arch: arm64}`, []string{"spec.arch", anew}},
 		"probes, to":    {change: `spec: {probes: {readinessProbe: {http: {port: 81}}}}`},
 		"probes, away":  {change: `spec: {probes: null}`},
+		"restarts, to":  {change: `spec: {restartPolicy: {mode: reschedule}}`},
+		"restarts, of":  {change: `spec: {restartPolicy: {mode: in-place, backoff: {maxRetries: 3}, onExhaustion: manual-reset}}`},
+		"restarts, no":  {`spec: {restartPolicy: {mode: sideways}}`, []string{"spec.restartPolicy.mode", `"in-place", "reschedule"`}},
+		"restarts, off": {change: `spec: {restartPolicy: null}`},
 		"labels always": {change: `metadata: {labels: {a: b}}`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"slices"
 	"testing"
+	"time"
 
 	"imp.dev/imp/api/v1alpha1"
 
@@ -55,14 +56,15 @@ func TestColumnsOfAnImpVM(t *testing.T) {
 		s.IP = "10.44.0.10"
 		s.Addresses = []v1alpha1.VMAddress{{Address: s.IP, Prefix: 24, MAC: "02:00:00:00:00:01", Network: "net", NetworkUID: "u"}}
 		s.Phase, s.RestartCount, s.ExitCode = v1alpha1.PhaseStarting, 2, &code
+		s.Restart = &v1alpha1.RestartStatus{Attempts: 2, NextTryAt: &metav1.MicroTime{Time: s.PlacedAt.Add(20 * time.Second)}}
 		s.Conditions = append(s.Conditions, metav1.Condition{
-			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonImagePullFailed, LastTransitionTime: *s.PlacedAt,
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonCrashLoopBackOff, LastTransitionTime: *s.PlacedAt,
 		})
 	})
 	table := c.table("/apis/imp.dev/v1alpha1/namespaces/" + c.namespace + "/impvms")
 	equal(t, "the header", columns(table),
-		[]string{"Name", "Phase", "Ready", "Node", "IP", "Restarts", "Age", "Reason", "(Image)", "(Exit)"})
-	equal(t, "the row", row(table, 0), []string{"web", "Starting", "False", "node-a", "10.44.0.10", "2", "", "ImagePullFailed", "nginx:1", "3"})
+		[]string{"Name", "Phase", "Ready", "Node", "IP", "Restarts", "Age", "Reason", "Next Try", "(Image)", "(Exit)"})
+	equal(t, "the row", row(table, 0), []string{"web", "Starting", "False", "node-a", "10.44.0.10", "2", "", "CrashLoopBackOff", "2030-01-02T03:04:25.000000Z", "nginx:1", "3"})
 }
 
 func TestColumnsOfClassesAndNodes(t *testing.T) {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"slices"
 	"testing"
 
 	"imp.dev/imp/api/v1alpha1"
@@ -60,6 +61,17 @@ func never() []edit {
 	}
 }
 
+// persistently may be edited where the lifecycle allows the field at all, and takes effect at once.
+func persistently() []edit {
+	return []edit{
+		{"restartPolicy", `spec: {restartPolicy: {mode: reschedule, backoff: {maxRetries: 0, initialDelay: 1s}}}`},
+		{"restartPolicy", `spec: {restartPolicy: {backoff: {maxRetries: 5}, onExhaustion: cool-down, coolDownPeriod: 30m}}`},
+		{"restartPolicy", `spec: {restartPolicy: null}`},
+		{"desiredState", `spec: {desiredState: Stopped}`},
+		{"desiredState", `spec: {desiredState: null}`},
+	}
+}
+
 func (c *cluster) fullVM(lifecycle v1alpha1.Lifecycle) *v1alpha1.ImpVM {
 	c.t.Helper()
 	u := c.vm("vm", full)
@@ -91,7 +103,7 @@ func TestWhatMayBeEditedOfAPersistentVM(t *testing.T) {
 	c := newCluster(t)
 	vm := c.fullVM(v1alpha1.LifecyclePersistent)
 	c.bind(vm, "node-a")
-	for _, e := range append(edits(), always()...) {
+	for _, e := range slices.Concat(edits(), always(), persistently()) {
 		t.Run(e.change, func(t *testing.T) {
 			refused(t, patch(t, c.admin, vm.DeepCopy(), e.change))
 		})

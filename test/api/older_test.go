@@ -66,7 +66,8 @@ func TestAnObjectThatWasValidOnceCanStillBeFinalizedAndDeleted(t *testing.T) {
 	c := newCluster(t)
 	apply(t, c.admin, loose(t))
 	t.Cleanup(func() { _ = c.admin.Delete(context.Background(), strict(t)) })
-	older := c.vm("old", `{image: "Not An Image", lifecycle: ephemeral, dataPaths: [/proc], env: [{name: "a=b"}], tolerations: [{operator: In}]}`)
+	older := c.vm("old", `{image: "Not An Image", lifecycle: ephemeral, dataPaths: [/proc], env: [{name: "a=b"}], tolerations: [{operator: In}],
+		desiredState: ScaleToZero, restartPolicy: {backoff: {initialDelay: soon, maxDelay: "-1s"}, onExhaustion: fail, coolDownPeriod: never}}`)
 	older.SetName("of.old") // no hostname either
 	older.SetAPIVersion(olderGroup + "/v1alpha1")
 	older.SetFinalizers([]string{"imp.dev/node"})

@@ -95,6 +95,7 @@ func TestAnAgentLeavesTheOperatorsPartOfAStatusAlone(t *testing.T) {
 		"assignment":        {`{assignment: 2}`, "status.assignment is the operator's"},
 		"placedAt":          {`{placedAt: "2031-01-01T00:00:00Z"}`, "status.placedAt is the operator's"},
 		"release":           {`{release: {assignment: 1, reason: Deleted}}`, "status.release is the operator's"},
+		"hold":              {`{hold: {reason: Evacuated, message: m}}`, "status.hold is the operator's"},
 		"resources":         {`{resources: {vcpu: 2, memoryMiB: 128, diskGiB: 1, arch: amd64}}`, "status.resources is the operator's"},
 		"ip":                {`{ip: 10.44.0.66}`, "status.ip is the operator's"},
 		"addresses": {`{addresses: [{address: 10.44.0.66, prefix: 24, mac: "02:00:00:00:00:01", network: net, networkUID: u}]}`,
@@ -118,15 +119,17 @@ func TestAnAgentLeavesTheOperatorsPartOfAStatusAlone(t *testing.T) {
 	t.Run("a condition of the operator's is removed by an update of the whole list", func(t *testing.T) {
 		notMine(t, patchStatus(t, agent, vm.DeepCopy(), `status: {conditions: []}`), "the condition Scheduled is the operator's")
 	})
-	t.Run("a release that was ordered stays while the agent reports", func(t *testing.T) {
+	t.Run("a release and a hold that were ordered stay while the agent reports", func(t *testing.T) {
 		vm := c.get("vm")
 		c.status(vm, func(s *v1alpha1.ImpVMStatus) {
 			s.Release = &v1alpha1.Release{Assignment: 1, Reason: "Deleted"}
+			s.Hold = &v1alpha1.Hold{Reason: v1alpha1.ReasonEvacuated, Message: "m"}
 		})
 		must(t, c.applied(agent, vm, report))
-		if c.get("vm").Status.Release == nil {
-			t.Error("the agent's report removed the release")
+		if s := c.get("vm").Status; s.Release == nil || s.Hold == nil {
+			t.Error("the agent's report removed the release or the hold")
 		}
+		notMine(t, patchStatus(t, agent, vm.DeepCopy(), `status: {hold: null}`), "status.hold is the operator's")
 	})
 }
 
@@ -158,7 +161,7 @@ func TestAnAgentHasNoRightBeyondItsRoles(t *testing.T) {
 	forbidden("reading a Secret", agent.Get(t.Context(), client.ObjectKeyFromObject(secret), secret.DeepCopy()))
 	forbidden("reading a Lease", agent.Get(t.Context(),
 		client.ObjectKey{Namespace: v1alpha1.SystemNamespace, Name: "imp-controller-manager"}, &coordinationv1.Lease{}))
-	forbidden("reading a namespace", agent.Get(t.Context(), client.ObjectKey{Name: "kube-system"}, &corev1.Namespace{}))
+	forbidden("reading a namespace", agent.Get(t.Context(), client.ObjectKey{Name: "default"}, &corev1.Namespace{}))
 	forbidden("listing classes", agent.List(t.Context(), &v1alpha1.ImpVMClassList{}))
 	must(t, agent.List(t.Context(), &v1alpha1.ImpVMList{}, client.MatchingFields{"status.nodeName": "rights-a"}))
 	must(t, agent.List(t.Context(), &v1alpha1.ImpNetworkList{}))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/fault"
@@ -35,6 +36,12 @@ func (r *Reconciler) reserve(ctx context.Context, p *pass) (seat *address.Reserv
 	if err != nil {
 		return nil, true, fmt.Errorf("reading network: %w", err)
 	}
+	if left := settleTime - p.now.Sub(network.CreationTimestamp.Time); neverSettled(network) && left > 0 {
+		// Both were made together: no trouble, unless it lasts.
+		p.scheduled(metav1.ConditionFalse, v1alpha1.ReasonPending, fmt.Sprintf("waiting for network %s/%s to be set up", network.Namespace, network.Name))
+		p.again(left)
+		return nil, true, nil
+	}
 	if problem := unusable(network); problem != "" {
 		r.waiting(p, v1alpha1.ReasonNetworkSetupFailed, problem)
 		return nil, true, nil
@@ -56,6 +63,13 @@ func (r *Reconciler) reserve(ctx context.Context, p *pass) (seat *address.Reserv
 	return seat, false, nil
 }
 
+// settleTime is how long a network that was just made may take until it has a status.
+const settleTime = 2 * time.Second
+
+func neverSettled(network *v1alpha1.ImpNetwork) bool {
+	return network.DeletionTimestamp == nil && meta.FindStatusCondition(network.Status.Conditions, v1alpha1.ConditionReady) == nil
+}
+
 // unusable tells why no VM can be given an address of the network now, in the network's own words; "" if one can.
 func unusable(network *v1alpha1.ImpNetwork) string {
 	name := "network " + network.Namespace + "/" + network.Name
@@ -64,7 +78,7 @@ func unusable(network *v1alpha1.ImpNetwork) string {
 	}
 	ready := meta.FindStatusCondition(network.Status.Conditions, v1alpha1.ConditionReady)
 	switch {
-	case ready == nil:
+	case neverSettled(network):
 		return name + " is not ready yet"
 	case ready.Status != metav1.ConditionTrue:
 		return fmt.Sprintf("%s is not ready: %s: %s", name, ready.Reason, ready.Message)
@@ -91,8 +105,7 @@ func (r *Reconciler) take(ctx context.Context, p *pass, seat *address.Reservatio
 	has := seat.Address()
 	p.vm.Status.IP, p.vm.Status.Addresses = has.Address, []v1alpha1.VMAddress{has}
 	p.claimed = true
-	waited := meta.FindStatusCondition(p.read.Status.Conditions, v1alpha1.ConditionScheduled)
-	if waited != nil && waited.Status == metav1.ConditionFalse && waited.Reason == v1alpha1.ReasonNetworkSetupFailed {
+	if waitedForNetwork(p.read) {
 		p.tell(normal, v1alpha1.ReasonRecovered, "Placing", fmt.Sprintf(
 			"has address %s of network %s/%s", has.Address, p.vm.Namespace, has.Network))
 	}

@@ -10,6 +10,7 @@ import (
 	"imp.dev/imp/api/v1alpha1"
 	"imp.dev/imp/internal/network"
 	"imp.dev/imp/internal/operator/statusapply"
+	"imp.dev/imp/internal/operator/vmstate"
 	"imp.dev/imp/internal/schedule"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +31,9 @@ func (r *Reconciler) bind(ctx context.Context, p *pass) (bool, error) {
 	}
 	if stop, err := r.catchUp(ctx, p); stop || err != nil {
 		return true, err
+	}
+	if r.notYet(p) {
+		return true, nil
 	}
 	seat, stop, err := r.reserve(ctx, p)
 	if stop || err != nil {
@@ -107,7 +111,7 @@ func (r *Reconciler) pick(ctx context.Context, p *pass) (schedule.Refusals, bool
 	status := &p.vm.Status
 	status.NodeName, status.Assignment, status.Release = choice.Node, status.Assignment+1, nil
 	status.PlacedAt = &metav1.Time{Time: p.now.Truncate(time.Second)}
-	status.Resources = resources(p.class, choice.OverheadMiB)
+	status.Resources = resources(p.vm, p.class, choice.OverheadMiB)
 	r.ledger.assume(p.vm, p.now)
 	uid, assignment := p.vm.UID, status.Assignment
 	p.failed = append(p.failed, func(err error) {
@@ -145,6 +149,7 @@ func (r *Reconciler) candidates(ctx context.Context, p *pass) ([]schedule.Candid
 		if refused := note.refused[node.Name]; refused != nil && p.now.Before(refused.until) {
 			candidates[i].Refused = "gave the VM back for want of capacity"
 		}
+		candidates[i].Avoid = note.failedOn == node.Name
 	}
 	return candidates, nil
 }
@@ -162,11 +167,15 @@ func requirements(vm *v1alpha1.ImpVM, class *v1alpha1.ImpVMClass) schedule.Requi
 	return req
 }
 
-func resources(class *v1alpha1.ImpVMClass, overheadMiB int64) *v1alpha1.Resources {
-	return &v1alpha1.Resources{
+func resources(vm *v1alpha1.ImpVM, class *v1alpha1.ImpVMClass, overheadMiB int64) *v1alpha1.Resources {
+	r := &v1alpha1.Resources{
 		VCPU: class.Spec.VCPU, MemoryMiB: class.Spec.MemoryMiB, DiskGiB: class.Spec.DiskGiB, Arch: class.Spec.Arch,
 		OverheadMiB: overheadMiB, ReadinessProbe: probe(class),
 	}
+	if !vmstate.Ephemeral(vm) {
+		r.RestartPolicy = class.Spec.RestartPolicy.DeepCopy()
+	}
+	return r
 }
 
 func probe(class *v1alpha1.ImpVMClass) *v1alpha1.ReadinessProbe {
@@ -243,5 +252,5 @@ func (r *Reconciler) patchFinalizers(ctx context.Context, p *pass, finalizers []
 
 // unbind takes the VM off its node; a later step of the same pass may bind it anew.
 func unbind(p *pass) {
-	p.vm.Status.NodeName, p.vm.Status.Release, p.vm.Status.PlacedAt, p.vm.Status.Resources = "", nil, nil, nil
+	p.vm.Status.NodeName, p.vm.Status.Release, p.vm.Status.PlacedAt, p.vm.Status.Resources, p.vm.Status.Hold = "", nil, nil, nil, nil
 }

@@ -60,8 +60,8 @@ func (r *Reconciler) followClass(ctx context.Context, p *pass) (bool, error) {
 	if has == nil {
 		return true, nil // not ours to guess: it was bound by somebody else
 	}
-	want := resources(p.class, has.OverheadMiB)
-	has.ReadinessProbe = want.ReadinessProbe
+	want := resources(p.vm, p.class, has.OverheadMiB)
+	has.ReadinessProbe, has.RestartPolicy = want.ReadinessProbe, want.RestartPolicy
 	p.scheduled(metav1.ConditionTrue, v1alpha1.ReasonPlaced, "placed on "+p.vm.Status.NodeName)
 	if !vmstate.Ephemeral(p.vm) && !equality.Semantic.DeepEqual(has, want) {
 		if err := r.resize(ctx, p, want); err != nil {

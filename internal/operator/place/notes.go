@@ -23,6 +23,7 @@ type note struct {
 	writtenAt time.Time
 	messageAt time.Time           // when Scheduled=False was last written
 	refused   map[string]*refused // by node
+	failedOn  string              // the node that its last failure took it off; "" once it has been placed again
 	foreign   types.UID           // of the VM that has its address, once that was told
 }
 

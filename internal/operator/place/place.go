@@ -107,7 +107,7 @@ func (p *pass) scheduled(status metav1.ConditionStatus, reason, message string) 
 type step func(ctx context.Context, p *pass) (done bool, err error)
 
 func (r *Reconciler) steps() []step {
-	return []step{r.leave, r.finished, r.takeBack, r.resolveClass, r.followClass, r.bind}
+	return []step{r.leave, r.finished, r.takeBack, r.reschedule, r.evacuate, r.resolveClass, r.followClass, r.bind}
 }
 
 // Reconcile implements reconcile.Reconciler.

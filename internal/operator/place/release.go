@@ -124,9 +124,7 @@ func (r *Reconciler) takeBack(ctx context.Context, p *pass) (bool, error) {
 	}
 	unbind(p)
 	p.tell(warning, v1alpha1.ReasonNodeLost, "Moving", fmt.Sprintf("taken off %s: %s", node, standing.Proof))
-	if p.vm.Status.DiskGeneration > 0 {
-		p.tell(warning, "DiskDiscarded", "Moving", "the disk stays on "+node+"; the VM starts with a fresh one")
-	}
+	discarded(p, node)
 	return false, nil
 }
 
@@ -144,6 +142,10 @@ func (r *Reconciler) takeReleased(p *pass) (bool, error) {
 		r.notes.get(p.vm).refuse(p.vm.Status.NodeName, p.now)
 	}
 	p.log.Info("VM given back by its node", "node", p.vm.Status.NodeName, "assignment", p.vm.Status.Assignment)
+	if release := p.vm.Status.Release; release != nil && release.Reason == v1alpha1.ReasonRescheduled {
+		r.notes.get(p.vm).failedOn = p.vm.Status.NodeName
+	}
+	discarded(p, p.vm.Status.NodeName)
 	unbind(p)
 	return false, nil
 }

@@ -31,6 +31,28 @@ func FinishedAt(vm *v1alpha1.ImpVM) time.Time {
 // Ephemeral says that the workload runs at most once.
 func Ephemeral(vm *v1alpha1.ImpVM) bool { return vm.Spec.Lifecycle != v1alpha1.LifecyclePersistent }
 
+// Movable says that the VM is on a node, wanted, and one that may be stopped and started again.
+func Movable(vm *v1alpha1.ImpVM) bool {
+	return vm.Status.NodeName != "" && vm.DeletionTimestamp == nil && !Ephemeral(vm) && !Finished(vm) && !Released(vm)
+}
+
+// Mode of the restarts of a bound VM: its own policy's, else that of its class as it was resolved.
+func Mode(vm *v1alpha1.ImpVM) v1alpha1.RestartMode {
+	policy := vm.Spec.RestartPolicy
+	if policy == nil && vm.Status.Resources != nil {
+		policy = vm.Status.Resources.RestartPolicy
+	}
+	if policy == nil || policy.Mode == "" {
+		return v1alpha1.RestartInPlace
+	}
+	return policy.Mode
+}
+
+// Halted says that the VM is to stand still.
+func Halted(vm *v1alpha1.ImpVM) bool {
+	return vm.Spec.DesiredState == v1alpha1.DesiredStopped || vm.Status.Hold != nil
+}
+
 // AgentSpoke says that what the agent wrote is of the present assignment.
 func AgentSpoke(vm *v1alpha1.ImpVM) bool {
 	return vm.Status.NodeName != "" && vm.Status.ReportedAssignment == vm.Status.Assignment
