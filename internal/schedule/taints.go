@@ -44,16 +44,15 @@ func toleratedFor(taint corev1.Taint, tolerations []corev1.Toleration) (patience
 		if !tolerates([]corev1.Toleration{t}, &taint) {
 			continue
 		}
-		switch {
-		case t.TolerationSeconds == nil:
+		if t.TolerationSeconds == nil {
 			forever = forever || !found
-		default:
-			seconds := time.Duration(max(*t.TolerationSeconds, 0)) * time.Second
-			if !found || seconds < patience {
-				patience = seconds
-			}
-			found, forever = true, false
+			continue
 		}
+		seconds := time.Duration(max(*t.TolerationSeconds, 0)) * time.Second
+		if !found || seconds < patience {
+			patience = seconds
+		}
+		found, forever = true, false
 	}
 	return patience, forever
 }
