@@ -71,7 +71,7 @@ func (f absence) doubt() string {
 //	DELETED of the filtered watch:  deleted │ moved │ unbound   all look the same, so the object itself is asked
 //
 // Absence is no order. The object of the very same UID can say that this copy is not wanted: its releasedAssignment covers the copy (we
-// said so ourselves), or it was bound anew, which the operator does on proof only. An object that is missing without a doubt for
+// said so ourselves), it was bound anew, or it was unbound, which the operator does on proof or on our word only. An object that is missing without a doubt for
 // absentLimit ends the VM, but not its disk.
 func decideAbsent(f absence) (fate, string) {
 	st, live := f.st, f.live
@@ -90,6 +90,8 @@ func decideAbsent(f absence) (fate, string) {
 		return fateRemove, "its assignment was released"
 	case live.Status.Assignment > st.Assignment && live.Status.NodeName != f.node:
 		return fateRemove, "it was given to another node"
+	case live.Status.Assignment == st.Assignment && live.Status.NodeName == "":
+		return fateRemove, "it was taken off this node"
 	default:
 		return fateKeep, "its object gives no order"
 	}
@@ -130,7 +132,7 @@ func (a *Agent) reconcileAbsent(ctx context.Context, st machine.Status) time.Dur
 	switch what {
 	case fateRemove:
 		log.Info("removing a stale VM", "why", why, "assignment", st.Assignment)
-		a.removeAbsent(ctx, st, machine.Removal{Grace: translate.Grace(live)})
+		a.removeAbsent(ctx, st, machine.Removal{Grace: translate.Grace(live), KeepDisk: live.DeletionTimestamp == nil})
 		return m.again(absentAgain)
 	case fateAbandon:
 		log.Warn("stopping a VM without an object; its disk is kept", "why", why, "assignment", st.Assignment)

@@ -121,7 +121,8 @@ func TestNoRemovalWithoutAnOrderOrTheWholeRule(t *testing.T) {
 			f.lasted = m.absentFor(f, now)
 			got, why := decideAbsent(f)
 			ordered := same && (f.live.Status.ReleasedAssignment >= f.st.Assignment ||
-				(f.live.Status.Assignment > f.st.Assignment && f.live.Status.NodeName != "n1"))
+				(f.live.Status.Assignment > f.st.Assignment && f.live.Status.NodeName != "n1") ||
+				(f.live.Status.Assignment == f.st.Assignment && f.live.Status.NodeName == ""))
 			if got == fateRemove && !ordered {
 				t.Fatalf("removed without an order: %s", why)
 			}

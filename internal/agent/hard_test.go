@@ -125,14 +125,31 @@ func TestAbsence(t *testing.T) {
 		w.await("it is removed", func() bool { return w.runtime.state(string(vm.UID)) == machine.Removed })
 	})
 
-	t.Run("a VM that is not bound to anything while its assignment stands goes on", func(t *testing.T) {
+	t.Run("a VM that was taken off this node is stopped here", func(t *testing.T) {
 		w := newWorld(t)
 		w.start()
 		vm := w.running("unbound")
 		w.place(vm, "", 1)
-		w.await("the absence is in the log", func() bool { return strings.Contains(w.log.String(), "its object gives no order") })
-		if len(w.runtime.removals()) != 0 {
-			t.Errorf("removals %v", w.runtime.removals())
+		w.await("it is removed", func() bool { return w.runtime.state(string(vm.UID)) == machine.Removed })
+		if kept := w.runtime.kept(); !slices.Equal(kept, []bool{true}) {
+			t.Errorf("disks kept: %v", kept)
+		}
+	})
+
+	t.Run("a VM that is moved leaves its disk in the trash, one that is deleted does not", func(t *testing.T) {
+		w := newWorld(t)
+		w.start()
+		moved := w.running("moved", func(vm *v1alpha1.ImpVM) { vm.Spec.Lifecycle = v1alpha1.LifecyclePersistent })
+		w.release(moved, 1)
+		w.await("it is removed", func() bool { return w.runtime.state(string(moved.UID)) == machine.Removed })
+		deleted := w.running("deleted")
+		if err := w.admin.Delete(t.Context(), deleted); err != nil {
+			t.Fatal(err)
+		}
+		w.release(deleted, 1)
+		w.await("it is removed", func() bool { return w.runtime.state(string(deleted.UID)) == machine.Removed })
+		if kept := w.runtime.kept(); !slices.Equal(kept, []bool{true, false}) {
+			t.Errorf("disks kept: %v", kept)
 		}
 	})
 }

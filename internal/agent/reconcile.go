@@ -245,7 +245,9 @@ func (a *Agent) remove(ctx context.Context, vm *v1alpha1.ImpVM, m *memory, o *tr
 	ref := machine.Ref{ID: string(vm.UID), Assignment: vm.Status.Assignment}
 	ctx, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
-	st, err := a.service.Remove(ctx, ref, machine.Removal{Grace: translate.Grace(vm)})
+	// A disk that a move leaves behind can be had back for a while; with the VM its disk goes.
+	how := machine.Removal{Grace: translate.Grace(vm), KeepDisk: vm.DeletionTimestamp == nil && !isFinished(vm)}
+	st, err := a.service.Remove(ctx, ref, how)
 	if err != nil {
 		a.logVM(vm).Warn("removal not ordered", "step", "remove", "error", err)
 		return m.backoff()
