@@ -93,6 +93,9 @@ func (h Host) table() table {
 				all(udpTo(h.Port), loadVNI(), in(vnisSet), sender, outside(peersSet), drop()),
 			}},
 			{name: "forward", base: filter(nftables.ChainHookForward, nftables.ChainPriorityFilter), rules: []rule{
+				// The node's own frames in the overlay are never forwarded. What a pod sends there would leave under the node's address
+				// where its CNI masquerades, and be a peer's to the next node.
+				all(udpTo(h.Port), loadVNI(), in(vnisSet), drop()),
 				// Only the node itself opens connections to guests: not the outside, not pods, not another network's guests.
 				all(toOurs(h.Prefix), fromOurs(h.Prefix), drop()),
 				all(toOurs(h.Prefix), answered(), state(known), accept()),

@@ -107,6 +107,34 @@ func vxlan(vni uint32, reserved byte, marker string) []byte {
 	return append(binary.BigEndian.AppendUint32(h, vni<<8|uint32(reserved)), marker...)
 }
 
+func TestAPodSendsNothingThatAnotherNodeTakesForItsPeers(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.config.VNIs = []uint32{7}
+	s.config.Peers = []firewall.Peer{{VNI: 7, VTEP: addr("192.0.2.2")}}
+	s.ensure(t)
+	s.masquerade(t, "172.16.0.0/24") // as CNIs do with what pods send to nodes
+	received, beside := s.outside.datagrams(t, "192.0.2.2:14789"), s.outside.datagrams(t, "192.0.2.2:14790")
+	for sentence, tc := range map[string]struct {
+		vni  uint32
+		want bool
+	}{
+		"of a network of this node": {7, false},
+		"of somebody else's":        {99, true},
+	} {
+		marker := "<" + sentence + ">"
+		for _, port := range []uint16{14789, 14790} {
+			s.pod.sendRaw(t, ipv4(unix.IPPROTO_UDP, addr("172.16.0.2"), addr("192.0.2.2"), udp(4000, port, vxlan(tc.vni, 0, marker))))
+		}
+		eventually(t, "what is sent to another port comes", func() bool { return beside(marker) })
+		if tc.want {
+			eventually(t, sentence+": it comes", func() bool { return received(marker) })
+		} else if received(marker) {
+			t.Errorf("%s: it was received under the node's address", sentence)
+		}
+	}
+}
+
 func TestTheOverlayIsTakenFromPeersAlone(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

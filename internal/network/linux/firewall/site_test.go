@@ -174,6 +174,24 @@ func (s *site) nodePort(t testing.TB, port uint16, to string, target uint16) {
 	s.translate(t, 6, port, to, target)
 }
 
+// masquerade gives what comes from the range and leaves the node the node's address, as a CNI does for pods.
+func (s *site) masquerade(t testing.TB, source string) {
+	t.Helper()
+	p := netip.MustParsePrefix(source)
+	s.host.nft(t, func(conn *nftables.Conn) {
+		table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "cni"})
+		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "masquerade", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
+		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: 4},
+			&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: net.CIDRMask(p.Bits(), 32), Xor: make([]byte, 4)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: p.Addr().AsSlice()},
+			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: append([]byte("eth0"), make([]byte, 12)...)},
+			&expr.Masq{},
+		}})
+	})
+}
+
 // translate sends what is for the port of any address to another address and port.
 func (s *site) translate(t testing.TB, protocol byte, port uint16, to string, target uint16) {
 	t.Helper()
