@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"imp.dev/imp/internal/netns"
 )
 
 // namespaceDir is where `ip netns` looks for namespaces by name.
@@ -25,17 +25,15 @@ func (n Namespace) Path() string { return filepath.Join(namespaceDir, n.Name) }
 // Do calls f on a thread that is in the namespace. What f opens stays in it: a socket, a listener. Goroutines that f starts are
 // not in it.
 func (n Namespace) Do(f func() error) error {
-	target, err := os.Open(n.Path())
-	if err != nil {
-		return fmt.Errorf("entering network namespace: %w", err)
+	ns, err := netns.Find(n.Path())
+	if err == nil && ns == nil {
+		err = fmt.Errorf("network namespace %s: %w", n.Name, fs.ErrNotExist)
 	}
-	defer target.Close()
-	return onOwnThread(func() error {
-		if err := unix.Setns(int(target.Fd()), unix.CLONE_NEWNET); err != nil {
-			return fmt.Errorf("entering network namespace %s: %w", n.Name, err)
-		}
-		return f()
-	})
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return netns.Inside(int(ns.Fd()), f)
 }
 
 // Listen listens inside the namespace.
@@ -65,85 +63,25 @@ func (n Namespace) Dial(ctx context.Context, network, address string) (conn net.
 	return conn, err
 }
 
-// onOwnThread calls f on a thread whose network namespace may be changed, and takes the thread back to where it was. One that
-// could not be taken back ends with its goroutine, so that no other code ever runs on it.
-func onOwnThread(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		home, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("opening the thread's network namespace: %w", err)
-			return
-		}
-		defer home.Close()
-		err = f()
-		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
 // Create makes a namespace of that name with a loopback that is up. There must be none. Remove ends it.
-func Create(name string) (n Namespace, err error) {
-	n = Namespace{Name: name}
-	if err := shareDir(); err != nil {
-		return n, err
+func Create(name string) (Namespace, error) {
+	n := Namespace{Name: name}
+	if _, err := os.Lstat(n.Path()); err == nil {
+		return n, fmt.Errorf("network namespace %s: %w", name, fs.ErrExist)
 	}
-	file, err := os.OpenFile(n.Path(), os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o444)
+	ns, err := netns.Make(n.Path())
 	if err != nil {
 		return n, err
 	}
-	_ = file.Close()
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, n.remove())
-		}
-	}()
-	return n, onOwnThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		if err := unix.Mount("/proc/thread-self/ns/net", n.Path(), "none", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("naming it %s: %w", n.Path(), err)
-		}
-		return setUp("lo")
-	})
-}
-
-// shareDir makes the folder of names a shared mount, as `ip netns` does. Whoever makes the first namespace has to: mounted over
-// later, by a runtime or by `ip`, the folder would hide the names of before, and none of them could be removed.
-func shareDir() error {
-	if err := os.MkdirAll(namespaceDir, 0o755); err != nil {
-		return err
+	defer ns.Close()
+	if err := netns.Inside(int(ns.Fd()), func() error { return setUp("lo") }); err != nil {
+		return n, errors.Join(err, n.remove())
 	}
-	share := func() error { return unix.Mount("", namespaceDir, "none", unix.MS_SHARED|unix.MS_REC, "") }
-	err := share()
-	if errors.Is(err, unix.EINVAL) { // it is no mount point yet
-		if err = unix.Mount(namespaceDir, namespaceDir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
-			err = share()
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("sharing %s: %w", namespaceDir, err)
-	}
-	return nil
+	return n, nil
 }
 
 // remove takes the name away; the namespace goes with its last user.
-func (n Namespace) remove() error {
-	err := unix.Unmount(n.Path(), unix.MNT_DETACH)
-	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // EINVAL: a plain file
-		return fmt.Errorf("unmounting %s: %w", n.Path(), err)
-	}
-	if err := os.Remove(n.Path()); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("removing network namespace: %w", err)
-	}
-	return nil
-}
+func (n Namespace) remove() error { return netns.Unname(n.Path()) }
 
 // Namespaces are those whose name begins with prefix, in order of name.
 func Namespaces(prefix string) ([]Namespace, error) {

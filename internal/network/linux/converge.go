@@ -7,6 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"imp.dev/imp/internal/netns"
 	"imp.dev/imp/internal/network/linux/firewall"
 )
 
@@ -54,7 +55,7 @@ func (c *convergence) did(format string, args ...any) {
 // enter opens the namespace, names it again where somebody has taken its name away, or makes it.
 func (c *convergence) enter() error {
 	s := c.s
-	ns, err := findNamespace(s.path())
+	ns, err := netns.Find(s.path())
 	if err != nil {
 		return err
 	}
@@ -74,7 +75,7 @@ func (c *convergence) enter() error {
 		if err := s.n.step("namespace name"); err != nil {
 			return err
 		}
-		if err := nameNamespace(s.space.ns, s.path()); err != nil {
+		if err := netns.Name(s.space.ns, s.path()); err != nil {
 			return err
 		}
 		c.did("name of namespace %s was given again", s.namespace)
@@ -82,12 +83,12 @@ func (c *convergence) enter() error {
 		if err := s.n.step("namespace"); err != nil {
 			return err
 		}
-		ns, err := makeNamespace(s.path())
+		ns, err := netns.Make(s.path())
 		if err != nil {
 			return err
 		}
 		if s.space, err = openSpace(ns); err != nil {
-			return errors.Join(err, removeNamespace(s.path()))
+			return errors.Join(err, netns.Unname(s.path()))
 		}
 		s.fresh = true
 		c.did("namespace %s was made", s.namespace)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"imp.dev/imp/internal/fault"
+	"imp.dev/imp/internal/netns"
 	"imp.dev/imp/internal/network"
 	"imp.dev/imp/internal/network/linux/firewall"
 )
@@ -140,7 +141,7 @@ func (s *segment) dismantle() error {
 		return err
 	}
 	s.leave()
-	if err := removeNamespace(s.path()); err != nil {
+	if err := netns.Unname(s.path()); err != nil {
 		return err
 	}
 	return s.n.host.drop(s.id)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"imp.dev/imp/internal/netns"
 )
 
 func TestWhatBelongsToNoNetworkIsRemovedAndToldAndNothingOfOthers(t *testing.T) {
@@ -14,10 +16,10 @@ func TestWhatBelongsToNoNetworkIsRemovedAndToldAndNothingOfOthers(t *testing.T) 
 	before := n.residue(t)
 	namespace := func(name string) string {
 		path := filepath.Join(n.o.NamespaceDir, name)
-		f, err := makeNamespace(path)
+		f, err := netns.Make(path)
 		must(t, err)
 		f.Close()
-		t.Cleanup(func() { _ = removeNamespace(path) })
+		t.Cleanup(func() { _ = netns.Unname(path) })
 		return path
 	}
 	mine, foreign := namespace(n.names.namespacePrefix()+"12345678"), namespace("imp-ffffffff-12345678")
@@ -44,7 +46,7 @@ func TestWhatBelongsToNoNetworkIsRemovedAndToldAndNothingOfOthers(t *testing.T) 
 		t.Errorf("another instance's namespace: %v", err)
 	}
 	must(t, n.host.nl.LinkDel(mustLink(t, n.host, n.names.prefix()+"9876543210")))
-	must(t, removeNamespace(foreign))
+	must(t, netns.Unname(foreign))
 	same(t, "cleared", before, n.residue(t))
 	if again, err := n.Audit(t.Context(), true); err != nil || len(again) != 0 {
 		t.Errorf("the next audit tells %v, %v", again, err)

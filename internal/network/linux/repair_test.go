@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"imp.dev/imp/internal/fault"
+	"imp.dev/imp/internal/netns"
 	"imp.dev/imp/internal/network"
 	"imp.dev/imp/internal/network/networktest"
 )
@@ -83,7 +84,7 @@ func TestTheSweepRepairsWhatSomebodyRemoves(t *testing.T) {
 		"a stranger's entry is made": func() {
 			must(t, in.nl.NeighSet(bridgeEntry(mac{2, 9, 9, 9, 9, 9}, mustLink(t, in, names.overlay(blue)).Attrs().Index)))
 		},
-		"the name of the namespace is taken":    func() { must(t, removeNamespace(filepath.Join(n.o.NamespaceDir, n.segment(blue).namespace))) },
+		"the name of the namespace is taken":    func() { must(t, netns.Unname(filepath.Join(n.o.NamespaceDir, n.segment(blue).namespace))) },
 		"a TAP of nobody is there":              func() { f, err := n.segment(blue).tryTAP("foreign"); must(t, err); t.Cleanup(func() { f.Close() }) },
 		"the address of the way is deleted":     func() { must(t, n.host.nl.AddrDel(mustLink(t, n.host, names.hostEnd(blue)), hostAddr(t, n, blue))) },
 		"the host's end of the way is set down": func() { must(t, n.host.nl.LinkSetDown(mustLink(t, n.host, names.hostEnd(blue)))) },
@@ -260,7 +261,7 @@ func TestAHostThatWasRebootedIsRebuilt(t *testing.T) {
 	n.attach(t, 1, nic(blue, 1, "10.4.0.11")).stop()
 	// The kernel forgets all; the disk does not.
 	n.Close()
-	must(t, removeNamespace(filepath.Join(n.o.NamespaceDir, n.segment(blue).namespace)))
+	must(t, netns.Unname(filepath.Join(n.o.NamespaceDir, n.segment(blue).namespace)))
 	n.o.HostNamespace = fmt.Sprintf("/proc/self/fd/%d", s.newHost(t).fd())
 	n.open(t)
 	if ids, err := n.Attached(t.Context()); err != nil || len(ids) != 1 {

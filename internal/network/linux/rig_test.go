@@ -19,6 +19,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/clock"
+
+	"imp.dev/imp/internal/netns"
 )
 
 // site is some nodes' hosts, each a network namespace of its own, joined by a bridge: the machine's own is not touched.
@@ -52,16 +54,8 @@ func needRoot(t testing.TB) {
 
 func newSpace(t testing.TB) *space {
 	t.Helper()
-	var ns *os.File
-	if err := onThread(func() (err error) {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		ns, err = os.Open("/proc/thread-self/ns/net")
-		return err
-	}); err != nil {
-		t.Fatalf("making network namespace: %v", err)
-	}
+	ns, err := netns.New()
+	must(t, err)
 	s, err := openSpace(ns)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +127,7 @@ func newNode(t testing.TB, host *space, instance string, change func(*Options)) 
 	t.Cleanup(func() {
 		n.Close()
 		for _, name := range n.namespaces(t) {
-			if err := removeNamespace(filepath.Join(names, name)); err != nil {
+			if err := netns.Unname(filepath.Join(names, name)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -189,7 +183,7 @@ func (n *node) inside(t testing.TB, id string) *space {
 	if s == nil {
 		t.Fatalf("network %s is not known", id)
 	}
-	ns, err := findNamespace(s.path())
+	ns, err := netns.Find(s.path())
 	if err != nil || ns == nil {
 		t.Fatalf("no namespace of network %s: %v", id, err)
 	}
@@ -215,7 +209,7 @@ func (n *node) residue(t testing.TB) []string {
 	}
 	out = append(out, dump(t, "host", n.host)...)
 	for _, name := range n.namespaces(t) {
-		ns, err := findNamespace(filepath.Join(n.o.NamespaceDir, name))
+		ns, err := netns.Find(filepath.Join(n.o.NamespaceDir, name))
 		if err != nil || ns == nil {
 			out = append(out, "name "+name)
 			continue

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"sync"
 
+	"imp.dev/imp/internal/netns"
 	"imp.dev/imp/internal/network"
 )
 
@@ -54,7 +55,7 @@ func newSegment(n *Network, record networkRecord) (*segment, error) {
 
 // adopt opens the namespace that an earlier process has made.
 func (s *segment) adopt() error {
-	ns, err := findNamespace(s.path())
+	ns, err := netns.Find(s.path())
 	if err != nil || ns == nil {
 		return err
 	}

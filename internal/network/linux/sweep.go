@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"imp.dev/imp/internal/netns"
 	"imp.dev/imp/internal/network"
 )
 
@@ -131,7 +132,7 @@ func (n *Network) removeOrphans() error {
 		if !strings.HasPrefix(e.Name(), n.names.namespacePrefix()) || namespaces[e.Name()] {
 			continue
 		}
-		err := removeNamespace(filepath.Join(n.o.NamespaceDir, e.Name()))
+		err := netns.Unname(filepath.Join(n.o.NamespaceDir, e.Name()))
 		n.audited.orphan(kindNamespace, filepath.Join(n.o.NamespaceDir, e.Name()), err)
 		if err != nil {
 			errs = append(errs, err)

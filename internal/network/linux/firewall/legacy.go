@@ -4,12 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"imp.dev/imp/internal/netns"
 )
 
 // Options and structures of legacy iptables (linux/netfilter_ipv4/ip_tables.h), offsets in bytes.
@@ -27,7 +28,7 @@ const (
 // legacyBlocks names the tables of iptables' legacy variant that drop what our veths forward: nftables neither sees nor amends
 // them. A table is named only if our traffic surely ends in it, or if it cannot be read.
 func legacyBlocks(ns int, prefix string) (blocked []string, err error) {
-	err = inside(ns, func() error {
+	err = netns.Inside(ns, func() error {
 		// A table is in the list once somebody has used it. Asking for another would make it, and its hooks.
 		names, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
 		if errors.Is(err, os.ErrNotExist) {
@@ -107,30 +108,4 @@ func defaultDevice() (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// inside runs f on a thread that is in the network namespace.
-func inside(ns int, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("opening own network namespace: %w", err)
-			return
-		}
-		defer unix.Close(home) //nolint:errcheck // nothing was written
-		if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("entering network namespace: %w", err)
-			return
-		}
-		err = f()
-		if unix.Setns(home, unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread() // else the thread ends with its goroutine: nothing else may run there
-		}
-		done <- err
-	}()
-	return <-done
 }

@@ -4,12 +4,12 @@ import (
 	"errors"
 	"net"
 	"os"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+
+	"imp.dev/imp/internal/netns"
 )
 
 // namespace is a network namespace that a test has made; it ends with the test, and every device in it.
@@ -30,34 +30,14 @@ func newNamespace(t testing.TB) namespace {
 	if os.Geteuid() != 0 {
 		missing(t, "root")
 	}
-	made := make(chan namespace, 1)
-	failed := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			failed <- err
-			return
-		}
-		fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			failed <- err
-			return
-		}
-		made <- namespace(fd)
-	}()
-	select {
-	case err := <-failed:
-		t.Fatalf("making network namespace: %v", err)
-	case ns := <-made:
-		t.Cleanup(func() {
-			if err := unix.Close(int(ns)); err != nil {
-				t.Error(err)
-			}
-		})
-		ns.do(t, func() error { return up("lo") })
-		return ns
+	f, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
 	}
-	return -1
+	t.Cleanup(func() { f.Close() })
+	ns := namespace(f.Fd())
+	ns.do(t, func() error { return up("lo") })
+	return ns
 }
 
 // do runs f on a thread that is in the namespace; sockets that f opens stay there.
@@ -68,18 +48,7 @@ func (ns namespace) do(t testing.TB, f func() error) {
 	}
 }
 
-func (ns namespace) try(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Setns(int(ns), unix.CLONE_NEWNET); err != nil {
-			done <- err
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
+func (ns namespace) try(f func() error) error { return netns.Inside(int(ns), f) }
 
 func up(device string) error {
 	link, err := netlink.LinkByName(device)
