@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -122,7 +123,10 @@ func enter(o childOrder) error {
 			return err
 		}
 	}
-	return nil
+	if o.NetNSFD == 0 {
+		return nil
+	}
+	return step("joining network namespace", unix.Setns(o.NetNSFD, unix.CLONE_NEWNET))
 }
 
 func limit(o childOrder) error {
@@ -149,7 +153,7 @@ func limit(o childOrder) error {
 	return nil
 }
 
-// drop gives up every privilege: new ones by exec, the bounding set, groups, ids, capabilities. Without root
+// drop gives up every privilege that the order does not name: new ones by exec, the bounding set, groups, ids, capabilities. Without root
 // there is nothing to give up, and only the own ids can be kept.
 func drop(o Order) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -163,6 +167,9 @@ func drop(o Order) error {
 	}
 	_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
 	for c := uintptr(0); c <= 63; c++ {
+		if slices.Contains(o.Capabilities, int(c)) {
+			continue
+		}
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) {
 			break // past the kernel's last capability
@@ -183,6 +190,10 @@ func drop(o Order) error {
 		return step("setting user", err)
 	}
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var none [2]unix.CapUserData
-	return step("dropping capabilities", unix.Capset(&head, &none[0]))
+	var kept [2]unix.CapUserData
+	for _, c := range o.Capabilities {
+		kept[c/32].Permitted |= 1 << (c % 32)
+		kept[c/32].Effective |= 1 << (c % 32)
+	}
+	return step("dropping capabilities", unix.Capset(&head, &kept[0]))
 }

@@ -25,6 +25,8 @@ type childOrder struct {
 	Umask int `json:"umask"`
 	// MaxAddressSpace is RLIMIT_AS in bytes, 0 for none.
 	MaxAddressSpace uint64 `json:"maxAddressSpace,omitempty"`
+	// NetNSFD is the descriptor of Order.NetNS, 0 for none.
+	NetNSFD int `json:"netNSFD,omitempty"`
 	// KeepParentDeathSignal arranges for SIGKILL when the parent's thread ends. Changing uid clears the signal, so it is set again.
 	KeepParentDeathSignal bool `json:"parentDeathSignal,omitempty"`
 }
@@ -62,8 +64,11 @@ type pendingChild struct {
 	childsFiles []*os.File // the child's ends, closed once it has them
 }
 
-// prepareChild makes the command. Descriptors of the child: 3.. are o.Files, then the order, then the status.
+// prepareChild makes the command. Descriptors of the child: 3.. are o.Files, then the order, the status, and a network namespace if there is one.
 func prepareChild(exe string, o childOrder) (*pendingChild, error) {
+	if o.NetNS != nil {
+		o.NetNSFD = 5 + len(o.Files)
+	}
 	body, err := json.Marshal(o)
 	if err != nil {
 		return nil, fmt.Errorf("encoding order: %w", err)
@@ -84,6 +89,9 @@ func prepareChild(exe string, o childOrder) (*pendingChild, error) {
 	// GOMAXPROCS: the child is single-minded; fewer threads make it quicker to start.
 	cmd := &exec.Cmd{Path: exe, Args: []string{"imp-launch", ChildCommand, strconv.Itoa(len(o.Files))}, Env: []string{"GOMAXPROCS=1"}, Dir: "/"}
 	cmd.ExtraFiles = append(append([]*os.File{}, o.Files...), orderRead, statusWrite)
+	if o.NetNS != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, o.NetNS)
+	}
 	return &pendingChild{cmd: cmd, order: body, orderWrite: orderWrite, statusRead: statusRead,
 		childsFiles: []*os.File{orderRead, statusWrite}}, nil
 }

@@ -39,6 +39,11 @@ type Order struct {
 	GID  int      `json:"gid"`
 	// Groups are supplementary groups, for /dev/kvm for example.
 	Groups []int `json:"groups,omitempty"`
+	// Capabilities (capabilities(7), by number) are what a program that is started as root keeps, for one that drops them itself: a jailer.
+	// Without any, none are left.
+	Capabilities []int `json:"capabilities,omitempty"`
+	// NetNS is a network namespace that is joined after those of Namespaces; nil joins none.
+	NetNS *os.File `json:"-"`
 	// CgroupProcs are cgroup.procs (or tasks) files to enter before anything else, one per hierarchy.
 	CgroupProcs []string `json:"cgroupProcs,omitempty"`
 	// Namespaces is a /proc/PID/ns directory whose mnt, net, uts, ipc and cgroup namespaces are joined; empty joins none.

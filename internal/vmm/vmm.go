@@ -17,6 +17,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net"
 	"os"
 )
@@ -36,6 +37,9 @@ type Disk struct {
 type NIC struct {
 	MAC string
 	TAP *os.File
+	// Lend is for a VMM that can only open a TAP by its name: the device leaves its network for the network namespace that is given, where the user owner
+	// finds it as name, and TAP is closed. Back brings it home, open in the VMM. nil: the network cannot.
+	Lend func(ctx context.Context, namespace *os.File, owner int) (name string, back func() error, err error) `json:"-"`
 }
 
 // Config of one run. Dir belongs to this run alone, exists, is empty, and outlives the VMM; ConsoleLog is appended to across
@@ -112,6 +116,7 @@ type Evidence struct {
 const (
 	FoundProcess = "process"
 	FoundCgroup  = "cgroup"
+	FoundJail    = "jail"
 )
 
 // Found is one thing of a run on the host.
@@ -156,6 +161,48 @@ type Capabilities struct {
 	// VMMVersion as the program prints it; Accelerator is "tcg", "kvm" or "".
 	VMMVersion  string
 	Accelerator string
+	// Containment is what keeps a VMM that a guest has taken over from the host: "jailer", "user" (a user of its own without any rights), "none".
+	Containment string
+	// Flaws are what is known to be wrong with this version of the VMM and does not hinder its use, each with its remedy.
+	Flaws []string
+}
+
+// Figures are what a VMM counted of one VM since this process took its run up.
+type Figures struct {
+	VMID string
+	// Exits of the guest's vCPUs to the VMM, by kind.
+	Exits map[string]uint64
+	// Bytes that the guest's disks and network interfaces moved, as the guest sees it.
+	BlockRead, BlockWritten uint64
+	NetReceived, NetSent    uint64
+	// Throttles are the times that a limit held the guest back, by what it limits.
+	Throttles map[string]uint64
+}
+
+// Clone gives a copy that shares nothing.
+func (f Figures) Clone() Figures {
+	f.Exits, f.Throttles = maps.Clone(f.Exits), maps.Clone(f.Throttles)
+	return f
+}
+
+// Metered is a Driver whose VMMs count for themselves.
+type Metered interface {
+	// Figures of every run that this process has, ordered by VMID.
+	Figures() []Figures
+}
+
+// Pausable is an Instance whose machine can be made to stand still.
+type Pausable interface {
+	// Pause stops vCPUs, devices and clocks; what the guest is asked meanwhile it answers later. It refuses where the VMM would lose the guest by it.
+	Pause(ctx context.Context) error
+	Resume(ctx context.Context) error
+	Paused(ctx context.Context) (bool, error)
+}
+
+// Interruptible is an Instance that can ask its guest's init to stop where the guest's agent does not answer.
+type Interruptible interface {
+	// CtrlAltDel presses the keys. That it returns says nothing of what the guest makes of them.
+	CtrlAltDel(ctx context.Context) error
 }
 
 // Driver of one kind of VMM.

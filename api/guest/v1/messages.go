@@ -23,6 +23,9 @@ const MaxFrame = 8 << 20
 // PortName is the name of the virtio-serial port the guest looks for in /sys/class/virtio-ports/*/name.
 const PortName = "imp.0"
 
+// VsockPort is the port that a guest without a virtio-serial port listens on, by AF_VSOCK.
+const VsockPort uint32 = 1024
+
 // Disk serials, by which the guest finds its disks in /sys/block/*/serial.
 const (
 	SerialBase    = "base"

@@ -34,7 +34,7 @@ const (
 // AuditKinds are the kinds that Audited tells, in order.
 func AuditKinds() []string {
 	return []string{
-		vmm.FoundProcess, vmm.FoundCgroup, "namespace", kindTAP, "device", "rules", kindDirectory, kindSocket, kindDisk, kindNetwork, kindRecord, kindTrash,
+		vmm.FoundProcess, vmm.FoundCgroup, vmm.FoundJail, "namespace", kindTAP, "device", "rules", kindDirectory, kindSocket, kindDisk, kindNetwork, kindRecord, kindTrash,
 	}
 }
 

@@ -17,9 +17,9 @@ import (
 // thing is something on the host that a VM may own. id is the VM's; name what an administrator finds.
 type thing struct{ kind, id, name string }
 
-// removal gives what is the same for all things that go together: processes and cgroup of a VM.
+// removal gives what is the same for all things that go together: processes, cgroup and jail of a VM.
 func (t thing) removal() thing {
-	if t.kind == vmm.FoundProcess {
+	if t.kind == vmm.FoundProcess || t.kind == vmm.FoundJail {
 		return thing{kind: vmm.FoundCgroup, id: t.id}
 	}
 	if t.kind == vmm.FoundCgroup {
@@ -52,7 +52,7 @@ func unowned(t thing, o owner) bool {
 	}
 	r := o.record
 	switch t.kind {
-	case vmm.FoundProcess, vmm.FoundCgroup:
+	case vmm.FoundProcess, vmm.FoundCgroup, vmm.FoundJail:
 		return r.Boot == nil
 	case kindTAP:
 		return !r.NetworkUsed && !o.attached
@@ -182,7 +182,7 @@ func (e *Engine) reap(ctx context.Context, t thing) error {
 		return errOwned(t)
 	}
 	switch t.kind {
-	case vmm.FoundProcess, vmm.FoundCgroup:
+	case vmm.FoundProcess, vmm.FoundCgroup, vmm.FoundJail:
 		c := vmm.Config{VMID: t.id, Dir: e.paths.volatile(t.id), ConsoleLog: e.paths.console(t.id), Cgroup: t.id}
 		return e.config.Driver.Destroy(ctx, c, vmm.Handle{})
 	case kindTAP:
@@ -215,7 +215,7 @@ func (e *Engine) clear(id, path string) error {
 // still looks a second time: between the first look and this one the VM may have cleared away itself.
 func (e *Engine) still(ctx context.Context, t thing) bool {
 	switch t.kind {
-	case vmm.FoundProcess, vmm.FoundCgroup:
+	case vmm.FoundProcess, vmm.FoundCgroup, vmm.FoundJail:
 		runs, err := e.config.Driver.Runs(ctx)
 		return err != nil || slices.ContainsFunc(runs, func(f vmm.Found) bool { return f.Cgroup == t.id })
 	case kindTAP:

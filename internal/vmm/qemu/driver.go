@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -91,7 +92,8 @@ func New(o Options) *Driver {
 		o.AnswerTimeout = defaultAnswerTimeout
 	}
 	r := &runner.Runner{Driver: driverName, Version: handleVersion, Instance: o.Instance, Launcher: o.Launcher, Cgroups: o.Cgroups,
-		Clock: o.Clock, Log: o.Log, Sockets: []string{qmpSocketName, guestSocketName}, Logs: []string{qmpLogName}}
+		Clock: o.Clock, Log: o.Log, Sockets: []string{qmpSocketName, guestSocketName},
+		Logs: func(c vmm.Config) []string { return []string{filepath.Join(c.Dir, qmpLogName)} }}
 	return &Driver{options: o, runner: r, uids: newUIDPool(o.UIDBase, o.UIDCount, r)}
 }
 

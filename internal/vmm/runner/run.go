@@ -34,6 +34,32 @@ func (r *Run) Go(task func(ctx context.Context)) { r.tasks.Go(func() { task(r.ct
 // MarkStarted says that the VMM answered: what its log holds by now is no sign of its end.
 func (r *Run) MarkStarted() { r.data.LogStart = size(filepath.Join(r.config.Dir, LogName)) }
 
+// Keep puts what the driver needs to find the run again into the Handle.
+func (r *Run) Keep(v any) {
+	r.data.Driver, _ = json.Marshal(v) // of plain fields: cannot fail
+}
+
+// Kept reads what Keep put into a Handle.
+func (r *Runner) Kept(h vmm.Handle, v any) error {
+	d, err := r.read(h)
+	if err != nil || d.Driver == nil {
+		return err
+	}
+	if err := json.Unmarshal(d.Driver, v); err != nil {
+		return fmt.Errorf("reading handle of VMM: %w", err)
+	}
+	return nil
+}
+
+// PIDOf gives the pid in a Handle, 0 if there is none.
+func (r *Runner) PIDOf(h vmm.Handle) int {
+	d, err := r.read(h)
+	if err != nil {
+		return 0
+	}
+	return d.Identity.PID
+}
+
 // MarkEnded closes Done.
 func (r *Run) MarkEnded() { r.once.Do(func() { close(r.done) }) }
 
@@ -60,12 +86,17 @@ var errGone = fmt.Errorf("%w: %w", vmm.ErrGone, guest.ErrGone)
 
 // DialSocket connects to a socket of the run; after its end the error is both vmm.ErrGone and guest.ErrGone.
 func (r *Run) DialSocket(ctx context.Context, name string) (net.Conn, error) {
+	return r.DialSocketIn(ctx, r.config.Dir, name)
+}
+
+// DialSocketIn is DialSocket for a socket in another directory.
+func (r *Run) DialSocketIn(ctx context.Context, dir, name string) (net.Conn, error) {
 	select {
 	case <-r.done:
 		return nil, errGone
 	default:
 	}
-	conn, err := socket.Dial(ctx, r.config.Dir, name)
+	conn, err := socket.Dial(ctx, dir, name)
 	if err != nil {
 		select {
 		case <-r.process.Done():

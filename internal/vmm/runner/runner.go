@@ -41,9 +41,14 @@ type Runner struct {
 	Log     *slog.Logger
 	// Sockets are the names in Config.Dir that Destroy removes.
 	Sockets []string
-	// Logs are names in Config.Dir that grow, and are kept short as the console is.
-	Logs []string
+	// Logs gives further files of a run that grow, and are kept short as the console is; nil: there are none.
+	Logs func(vmm.Config) []string
+	// IDFlag is set for a program that loses its environment: it is given ID(Config.Cgroup) behind this argument, and found by it.
+	IDFlag string
 }
+
+// ID is the name of a run on the whole host.
+func (r *Runner) ID(name string) string { return r.Instance + "-" + name }
 
 // handleData is what Handle.Data holds.
 type handleData struct {
@@ -51,6 +56,8 @@ type handleData struct {
 	// ConsoleStart and LogStart are the sizes before this run, and after its start: what lies before says nothing about its end.
 	ConsoleStart int64 `json:"consoleStart"`
 	LogStart     int64 `json:"logStart"`
+	// Driver is what the driver itself keeps.
+	Driver json.RawMessage `json:"driver,omitempty"`
 }
 
 const stage = "starting VMM"
@@ -77,7 +84,7 @@ func (r *Runner) Vacant(c vmm.Config) error {
 			return err
 		}
 	} else {
-		found, err := findMarked(r.mark(c.Cgroup))
+		found, err := r.findMarked(c.Cgroup)
 		if err != nil {
 			return err
 		}
@@ -91,7 +98,8 @@ func (r *Runner) Vacant(c vmm.Config) error {
 	return nil
 }
 
-// Launch starts the program of o in the cgroup c.Cgroup with limits. Its stderr is LogName. On an error nothing is left.
+// Launch starts the program of o in the cgroup c.Cgroup with limits. Its stderr is LogName, its stdout too unless the order has another. On an
+// error nothing is left.
 func (r *Runner) Launch(ctx context.Context, c vmm.Config, o process.Order, limits cgroup.Limits) (run *Run, err error) {
 	defer func() {
 		if err != nil {
@@ -106,7 +114,9 @@ func (r *Runner) Launch(ctx context.Context, c vmm.Config, o process.Order, limi
 		return nil, fmt.Errorf("opening log of the VMM: %w", err)
 	}
 	defer log.Close()
-	o.Stdout, o.Stderr = log, log
+	if o.Stderr = log; o.Stdout == nil {
+		o.Stdout = log
+	}
 	o.Env = append(slices.Clone(o.Env), r.mark(c.Cgroup))
 	o.OOMScoreAdj = oomScoreAdj
 	data := handleData{ConsoleStart: size(c.ConsoleLog)}
@@ -134,8 +144,8 @@ func (r *Runner) newRun(c vmm.Config, p process.Process, d handleData) *Run {
 	ctx, cancel := context.WithCancel(context.Background())
 	run := &Run{runner: r, config: c, process: p, data: d, ctx: ctx, cancel: cancel, done: make(chan struct{})}
 	kept := []string{c.ConsoleLog, filepath.Join(c.Dir, LogName)}
-	for _, name := range r.Logs {
-		kept = append(kept, filepath.Join(c.Dir, name))
+	if r.Logs != nil {
+		kept = append(kept, r.Logs(c)...)
 	}
 	run.tasks.Go(func() { console.Keep(ctx, r.Clock, trimInterval, r.Log, kept...) })
 	run.tasks.Go(func() {
@@ -249,7 +259,7 @@ func (r *Runner) Destroy(ctx context.Context, c vmm.Config, h vmm.Handle) error 
 	}
 	// Without a handle a process that was taken out of its cgroup is found by its mark alone.
 	if r.Cgroups == nil || h.Driver == "" {
-		marked, err := findMarked(r.mark(c.Cgroup))
+		marked, err := r.findMarked(c.Cgroup)
 		errs = append(errs, err)
 		for _, m := range marked {
 			errs = append(errs, r.killIdentity(ctx, m.identity))
@@ -300,7 +310,7 @@ func (r *Runner) Runs() ([]vmm.Found, error) {
 			}
 		}
 	}
-	marked, err := findMarked(r.mark(""))
+	marked, err := r.findMarked("")
 	for _, m := range marked {
 		if inside[m.identity.PID] {
 			continue
@@ -326,7 +336,7 @@ func size(path string) int64 {
 // PIDs gives every process of this instance's runs.
 func (r *Runner) PIDs() ([]int, error) {
 	if r.Cgroups == nil {
-		marked, err := findMarked(r.mark(""))
+		marked, err := r.findMarked("")
 		pids := make([]int, 0, len(marked))
 		for _, m := range marked {
 			pids = append(pids, m.identity.PID)

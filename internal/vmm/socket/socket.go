@@ -52,15 +52,28 @@ func Listen(dir, name string) (*os.File, error) {
 	return f, nil
 }
 
-// Dial connects to the socket called name in dir.
+// Dial connects to the socket called name in dir. The directory may be one that the socket's owner can write to: anything but a socket, a link to
+// one elsewhere on the host too, is refused.
 func Dial(ctx context.Context, dir, name string) (net.Conn, error) {
 	d, err := open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening directory of socket %s: %w", name, err)
 	}
 	defer d.Close()
+	fd, err := unix.Openat(int(d.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "connecting to socket", Path: name, Err: err}
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("looking at socket %s: %w", name, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return nil, fmt.Errorf("connecting to socket %s: there is something else of this name", name)
+	}
 	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", through(d, name))
+	conn, err := dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil {
 		return nil, fmt.Errorf("connecting to socket %s: %w", name, err)
 	}

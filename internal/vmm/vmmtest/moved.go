@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -20,7 +21,7 @@ func (s suite) destroyMoved(t *testing.T) {
 	}
 	moved := false
 	for _, f := range s.found(t, d, c) {
-		moved = moved || f.Kind == vmm.FoundProcess && strings.HasPrefix(f.Name, "pid "+itoa(pid)+", outside")
+		moved = moved || f.Kind == vmm.FoundProcess && strings.HasPrefix(f.Name, "pid "+strconv.Itoa(pid)+", outside")
 	}
 	if !moved {
 		t.Errorf("the process %d is not found outside its cgroup: %v", pid, s.found(t, d, c))
@@ -38,7 +39,7 @@ func (s suite) destroyMoved(t *testing.T) {
 // takenOut moves a process into the topmost group of each hierarchy that it is in with a group of ours. It says whether there was one.
 func takenOut(t *testing.T, pid int) bool {
 	t.Helper()
-	groups, err := os.ReadFile("/proc/" + itoa(pid) + "/cgroup")
+	groups, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,7 @@ func takenOut(t *testing.T, pid int) bool {
 		if _, err := os.Stat(filepath.Join(top, "cgroup.procs")); err != nil && fields[1] == "" {
 			top = "/sys/fs/cgroup/unified"
 		}
-		if err := os.WriteFile(filepath.Join(top, "cgroup.procs"), []byte(itoa(pid)), 0); err != nil {
+		if err := os.WriteFile(filepath.Join(top, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
 			t.Fatalf("moving the VMM out of its cgroup: %v", err)
 		}
 		any = true

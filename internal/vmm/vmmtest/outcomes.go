@@ -26,6 +26,12 @@ func (s suite) outcomes(t *testing.T) {
 		"the VMM is killed by -9":     {RunsOn, host(syscall.SIGKILL), vmm.Evidence{State: vmm.Gone, Cause: vmm.CauseUnknown}},
 		"the VMM is ended by SIGTERM": {RunsOn, host(syscall.SIGTERM), vmm.Evidence{State: vmm.Gone, Cause: vmm.CauseHost}},
 	} {
+		if s.Mute && o.behaviour != PowersOff {
+			o.want.State = vmm.Gone
+		}
+		if s.Mute && o.want.Cause == vmm.CauseHost {
+			o.want.Cause = vmm.CauseUnknown
+		}
 		t.Run(name, func(t *testing.T) {
 			details := map[string]string{}
 			for _, mode := range []string{"with the runtime up", "with the runtime down meanwhile", "with the runtime restarted before"} {
